@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
@@ -29,10 +29,7 @@ class EndlessBatches(Sampler[list[int]]):
     """
 
     def __init__(self, source: Source, share: Share, batch_size: int, start: Position) -> None:
-        # This sampler gives the order of all samples. `__iter__` drops those before the start, then divides the rest.
-        self._order: DistributedSampler[Any] = DistributedSampler(
-            source.dataset, num_replicas=1, rank=0, shuffle=True, seed=mix(share.seed)
-        )
+        self._samples = source.samples or 0
         self._share = share
         self._batch_size = batch_size
         self._start = start
@@ -41,12 +38,13 @@ class EndlessBatches(Sampler[list[int]]):
         samples_per_step = self._batch_size * self._share.world_size
         first = self._start.samples
         for epoch in count(self._start.epoch):
-            self._order.set_epoch(epoch)
-            left = list(self._order)[first:]
+            generator = torch.Generator().manual_seed(mix(self._share.seed) + epoch)
+            # A tensor, because a list of numbers takes eight times as much memory.
+            left = torch.randperm(self._samples, generator=generator)[first:]
             steps = len(left) // samples_per_step
-            of_whole_steps = left[: steps * samples_per_step]
-            mine = of_whole_steps[self._share.rank :: self._share.world_size]
-            yield from BatchSampler(mine, self._batch_size, drop_last=True)
+            mine = left[: steps * samples_per_step][self._share.rank :: self._share.world_size]
+            for begin in range(0, len(mine), self._batch_size):
+                yield mine[begin : begin + self._batch_size].tolist()
             first = 0
 
 
@@ -107,14 +105,26 @@ class Loader:
         if self._closed:
             raise StopIteration
         if self._iterator is None:
-            with signals_held():
-                self._iterator = iter(self._loader)
+            self._iterator = self._begun()
         try:
             batch = self._next_batch()
         except RequestError as error:
             raise RequestError(_without_traceback(error)) from None
         self._advance()
         return batch
+
+    def start_processes(self) -> None:
+        """Starts the loader processes, if there are any, before the first batch is asked for.
+
+        They are forked, and keep what this process has in memory by then, also when it has changed or freed it.
+        """
+        if self._iterator is None and self._loader.num_workers:
+            self._iterator = self._begun()
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of the loader processes that have been started."""
+        return [process.pid for process in getattr(self._iterator, "_workers", ())]
 
     def held_out(self, samples: int) -> list[Batch]:
         """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
@@ -129,6 +139,10 @@ class Loader:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
+
+    def _begun(self) -> Iterator[Batch]:
+        with signals_held():
+            return iter(self._loader)
 
     def _next_batch(self) -> Batch:
         assert self._iterator is not None

@@ -36,6 +36,9 @@ _PAGE = 4096
 _TOP_PAD = 128 * 1024
 _TRIM_THRESHOLD = 128 * 1024
 _MOST_THRESHOLD = 32 * 1024 * 1024
+_SETTINGS = ("mmap_threshold", "mmap_max", "trim_threshold", "top_pad")
+_NEVER = 2**64
+"""A threshold that no block reaches. A negative setting counts from here, as an unsigned number does."""
 _CONSOLIDATED = 64 * 1024
 """A freed piece from this size on lets glibc look whether the heap's end can be returned."""
 
@@ -57,17 +60,32 @@ class Thresholds:
         Args:
             variables: the environment of the process.
         """
-        fixed = variables.get("MALLOC_MMAP_THRESHOLD_")
-        self._is_fixed = fixed is not None
-        self.mapping = int(fixed) if fixed is not None else 128 * 1024
+        mapping, most_mappings, trim, pad = (_setting(variables, name) for name in _SETTINGS)
+        if mapping is not None and mapping > _MOST_THRESHOLD:
+            mapping = None  # glibc ignores it.
+        # With any of them, glibc moves no threshold itself.
+        self._is_fixed = any(one is not None for one in (mapping, most_mappings, trim, pad))
+        self.mapping = _NEVER if most_mappings == 0 else 128 * 1024 if mapping is None else mapping
         """Blocks from this size on are mappings."""
-        self.trim = _TRIM_THRESHOLD
+        self.trim = _TRIM_THRESHOLD if trim is None else trim
         """The end of a heap is returned when it has more free bytes than this."""
+        self.pad = _TOP_PAD if pad is None else pad
+        """Bytes that a heap gets, or keeps, more than it needs."""
 
     def rise(self, size: int) -> None:
         """Lets them rise to a mapping that was freed."""
         if not self._is_fixed and self.mapping < size <= _MOST_THRESHOLD:
             self.mapping, self.trim = size, 2 * size
+
+
+def _setting(variables: Mapping[str, str], name: str) -> int | None:
+    """A setting of glibc's malloc by its variable or by ``GLIBC_TUNABLES``; None where it has its default."""
+    tunables = dict(one.partition("=")[::2] for one in variables.get("GLIBC_TUNABLES", "").split(":"))
+    text = tunables.get(f"glibc.malloc.{name}", variables.get(f"MALLOC_{name.upper()}_", ""))
+    try:
+        return int(text, 0) % _NEVER
+    except ValueError:
+        return None
 
 
 class Heap:
@@ -116,7 +134,7 @@ class Heap:
                 pages = _whole_pages(searched + _HEADER)
                 self.resident += pages
                 return Block(0, pages, is_mapping=True)
-            self._end += _whole_pages(searched + _TOP_PAD + _LEAST_CHUNK - (self._end - self._top))
+            self._end += _whole_pages(searched + self._thresholds.pad + _LEAST_CHUNK - (self._end - self._top))
         address, self._top = self._top, self._top + searched
         if self._top > self._reached:
             self._reach(self._top)
@@ -142,7 +160,7 @@ class Heap:
                 self._release(address + _SMALL, length - _SMALL)
             return address
         if self._end - self._top < _SMALL + _LEAST_CHUNK:
-            self._end += _whole_pages(_SMALL + _TOP_PAD)
+            self._end += _whole_pages(_SMALL + self._thresholds.pad)
         address, self._top = self._top, self._top + _SMALL
         if self._top > self._reached:
             self._reach(self._top)
@@ -199,7 +217,7 @@ class Heap:
             self._by_begin[address] = length
             self._by_end[address + length] = address
         if length >= _CONSOLIDATED and self._end - self._top >= self._thresholds.trim:
-            kept = self._top + _whole_pages(_TOP_PAD + _LEAST_CHUNK)
+            kept = self._top + _whole_pages(self._thresholds.pad + _LEAST_CHUNK)
             self._end = min(self._end, kept)
             self._reach(min(self._reached, self._end))
 

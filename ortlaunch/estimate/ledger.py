@@ -68,8 +68,8 @@ class Ledger(TorchDispatchMode):
         if self._answers and func is torch.ops.aten._local_scalar_dense.default:
             return _made_up(args[0])
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        is_written = func.overloadpacket.__name__ not in _WITHOUT_CONTENT
+        out = workspace.completed(func, args, func(*args, **kwargs))
+        is_written = func.overloadpacket.__name__ not in _WITHOUT_CONTENT or _fills_memory()
         for one in tree_leaves(out):
             if isinstance(one, torch.Tensor):
                 self._note(one, is_written=is_written)
@@ -92,9 +92,11 @@ class Ledger(TorchDispatchMode):
         peak, self._peak = self._peak, self._tensors
         return _use(peak, self._resident.take_peaks())
 
-    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
-        """Within it is a step; what its tensors do to the allocator is repeated after it."""
-        return self._resident.repeated(times)
+    @contextlib.contextmanager
+    def repeated(self, times: int) -> Iterator[int]:
+        """Within it is a step; what its tensors do to the allocator is repeated after it, so that no step is left."""
+        with self._resident.repeated(times):
+            yield 0
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -194,6 +196,12 @@ class Ledger(TorchDispatchMode):
 
 def _use(tensors: int, resident: list[int]) -> Use:
     return Use(tensors, tensors, int(statistics.median(resident)), max(resident))
+
+
+def _fills_memory() -> bool:
+    """Whether torch writes to all memory that it gives out, as it does where algorithms have to be deterministic."""
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return torch.are_deterministic_algorithms_enabled() and bool(fills)
 
 
 def _made_up(tensor: torch.Tensor) -> bool | int | float:

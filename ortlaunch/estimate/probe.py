@@ -25,6 +25,7 @@ from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Allow, Config, OrtConfig, OrtDebugConfig
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody, replacements
 from ortlaunch.estimate.trace import Rehearsal
@@ -35,6 +36,8 @@ from ortlaunch.trainer.prepare import open_loader
 REQUEST = "probe.json"
 """The file with ``world_size``, ``most_bytes``, what the process may take beyond what it has at its start, and
 ``most_seconds`` of processor time."""
+_FURTHER_STEPS = 3
+"""The most steps after the second one that a probe takes."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
@@ -56,9 +59,9 @@ class ProcessMeter:
             _CLEAR.write_text(_RESET_PEAK)
         return Use(size, size, size, size)
 
-    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
-        """Nothing is repeated."""
-        return contextlib.nullcontext()
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[int]:
+        """Nothing is repeated by itself. The first ones of the steps show most of what grows from step to step."""
+        return contextlib.nullcontext(max(0, min(times, _FURTHER_STEPS)))
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Nothing is made up: tensors have content."""
@@ -79,16 +82,26 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
     from ortlaunch.ort.verify.start import FRESH_BATCHES
 
     if isinstance(config.backend, OrtConfig):
-        # What the check at the start finds is no matter of memory, and no graphs are to be written.
-        config = replace(config, backend=replace(config.backend, allow=list(Allow), debug=OrtDebugConfig()))
-    workers = join_nobody(world_size)
+        config = replace(config, backend=_unhindered(config.backend))
+    workers, meter = join_nobody(world_size), ProcessMeter()
     with open_loader(config, workers) as loader:
+        loader.start_processes()
         batches = list(islice(loader, 1 + FRESH_BATCHES))
+        opening = meter.take_peak()
         held_out = list(loader.held_out(config.train.eval_samples)) if config.train.eval_every is not None else []
         with replacements():
-            found = Rehearsal(config, workers, batches, ProcessMeter(), is_fake=False).trace()
+            found = Rehearsal(config, workers, batches, meter, is_fake=False).trace()
         del held_out
-    return {name: use.most for name, use in found.phases.items()}
+    return {name: use.most for name, use in {OPENING: opening, **found.phases}.items()}
+
+
+def _unhindered(backend: OrtConfig) -> OrtConfig:
+    """The backend without graphs to be written and refusals at the start, which are no matter of memory.
+
+    Wrong gradients are allowed only where the run allows them: else it compares gradients after evaluations.
+    """
+    allowed = [kind for kind in Allow if kind is not Allow["wrong_gradients"] or kind in backend.allow]
+    return replace(backend, allow=allowed, debug=OrtDebugConfig())
 
 
 def main() -> None:

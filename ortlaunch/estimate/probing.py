@@ -44,7 +44,7 @@ _HALVINGS = 3
 """How often a micro-batch that does not fit into the free memory is halved."""
 _NEAR = 2
 """A micro-batch is near the probed ones from half of the smallest to this many times the largest."""
-_SPREAD = 0.06
+_SPREAD = 0.08
 """How far a run may be from its own probe; docs/estimate.md has what was measured."""
 _SPREAD_OF_SLOPE = 0.3
 """How far a line may be off per byte beyond a probe: ONNX Runtime's arena grows in powers of two."""

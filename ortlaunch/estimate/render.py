@@ -70,6 +70,8 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
     ]
     if compilers := machine["compilers_bytes"]:
         lines.append(f"{size(compilers)} of it for torch.compile's compilers in the first step, if no kernels are kept")
+    if loaders := machine["loaders_bytes"]:
+        lines.append(f"{size(loaders)} of it for the loader processes (data.workers)")
     if runs := report["calibrated_by_runs"]:
         how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
         lines.append(f"calibrated by {runs} configuration{'s' if runs > 1 else ''} that ran on this machine{how}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.micro_batch import Search, Sized
 from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace
-from ortlaunch.estimate.traces import CONNECTIONS, Traces, shortened
+from ortlaunch.estimate.traces import Traces, shortened
 from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
 from ortlaunch.launch.memory.calibration import Calibration
@@ -28,6 +29,8 @@ _NOTE_OF_AUTO = (
     "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
 )
 _NEIGHBOURS = ("checkpointing_saves_bytes", "largest_batch_size", "likely_batch_size", "change")
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+_NOTE_OF_ALLOCATOR = "LD_PRELOAD has {}: the figures are those with glibc's allocator, and a run may take more"
 _CHECKPOINTING = "train.activation_checkpointing=true"
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 _LIKELY_CHANGE = "{} is likely enough: an estimate with it probes it"
@@ -91,11 +94,12 @@ class Study:
             "world_size": self._request.world_size,
             "method": self._method(asked),
             "probed_batch_sizes": next((list(line.sizes) for line in self._lines.values()), None),
-            "note": self._traces.note or self._of_backend(),
+            "note": "; ".join(filter(None, (self._traces.note or self._of_backend(), _of_allocator(os.environ)))),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
                 **machine.to_json(),
                 "compilers_bytes": self._compilers.middle,
+                "loaders_bytes": self._loaders.middle,
                 "limit_bytes": self._request.limit,
                 "limit_source": self._request.limit_source,
             },
@@ -149,8 +153,7 @@ class Study:
         """The memory of each phase with the micro-batch of a configuration, by the backend that was probed."""
         if config.train.activation_checkpointing != self._config.train.activation_checkpointing:
             return {}
-        connections = CONNECTIONS if self._request.world_size > 1 else 0
-        return {name: line.bands(config.train.batch_size, connections) for name, line in self._lines.items()}
+        return {name: line.bands(config.train.batch_size, self._traces.beside) for name, line in self._lines.items()}
 
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
         return self._bands_in(found, found.trace.phases_of(is_first=is_first))
@@ -195,12 +198,17 @@ class Study:
         """The same without what earlier runs have measured."""
         first = worst(self._bands(found, is_first=True))[1]
         others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
-        return total([first, others, self._compilers])
+        return total([first, others, self._compilers, self._loaders])
 
     @property
     def _compilers(self) -> Band:
         """The memory of torch.compile's compilers on a machine."""
         return compilers_of(self._backends, self._request.workers)
+
+    @property
+    def _loaders(self) -> Band:
+        """The memory of the processes on a machine that read data."""
+        return times(self._traces.loaders, self._request.workers)
 
     def _neighbours(self, asked: Found, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
@@ -313,6 +321,12 @@ class Study:
             with contextlib.suppress(RequestError):  # Not every model supports it.
                 most = self._largest(checkpointed)
             yield from ((f"{_CHECKPOINTING} {words}", config) for words, config in _smaller(checkpointed, most))
+
+
+def _of_allocator(variables: Mapping[str, str]) -> str:
+    """What the figures say about an allocator that replaces glibc's."""
+    other = next((name for name in _ALLOCATORS if name in variables.get("LD_PRELOAD", "")), None)
+    return _NOTE_OF_ALLOCATOR.format(other) if other is not None else ""
 
 
 def _smaller(config: Config, largest: int | None) -> Iterator[tuple[str, Config]]:

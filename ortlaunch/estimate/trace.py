@@ -22,6 +22,7 @@ from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
+from ortlaunch.trainer.seeds import make_deterministic
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap
 
@@ -124,8 +125,8 @@ class Meter(Protocol):
         """The largest use since the last call, or since the beginning."""
         ...
 
-    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
-        """Within it is a step, which may be repeated so many times after it."""
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[int]:
+        """Within it is a step, which is repeated so many times after it; returns how many of them are left to take."""
         ...
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
@@ -164,13 +165,17 @@ class Rehearsal:
         Raises:
             RequestError: the model, the trainer or the backend refuses the request, as it would in a run.
         """
+        if self._config.train.deterministic:
+            make_deterministic()
         model = build_seeded(self._config)
         self._ended("build")
         engine = self._start(model)
         self._step(engine)
         # Holes of the allocator grow in the first steps. Tensors are the same in each.
-        with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2):
+        with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2) as left:
             parts = self._measured_step(engine)
+        for _ in range(left):
+            self._step(engine)
         self._recheck()
         self._ended("step")
         self._evaluation(engine)
@@ -238,6 +243,7 @@ class Rehearsal:
 
             engine.forward_done = forward_done
             engine.micro_step(self._batch, last=last)
+            self._backend.check_decisions(self._batch)
         return used
 
     def _optimizer_step(self, engine: Engine) -> None:
@@ -247,12 +253,16 @@ class Rehearsal:
             raise RuntimeError("the trainer took the made-up gradients for infinite ones and discarded the step")
 
     def _evaluation(self, engine: Engine) -> None:
-        if self._config.train.eval_every is None:
+        every = self._config.train.eval_every
+        if every is None:
             return
         with engine.evaluating():
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
             self._backend.check_evaluated(self._batch)
+        if every < self._config.train.steps and isinstance(self._config.backend, OrtConfig):
+            # PyTorch computes the gradients of the batch after an evaluation again, beside those of its step.
+            self._step(engine)
         self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from dataclasses import replace
 
 import psutil
@@ -10,10 +11,14 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.estimate.band import OPENING
+from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB
+from ortlaunch.launch.memory.band import MIB, Band, loaders_of
 from ortlaunch.launch.memory.request import Request
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
@@ -21,7 +26,9 @@ from ortlaunch.trainer.prepare import open_loader
 _BESIDE = 10 * MIB
 """What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
 process holds its own bookkeeping instead."""
-CONNECTIONS = 17 * MIB
+_THREAD = 850 * 2**10
+"""What kernels hold for each further thread: a transformer's layer with 64 threads took 53 MiB more than with one."""
+_CONNECTIONS = 17 * MIB
 """What a worker holds for its exchange with others."""
 _MOST_SAMPLES = 2**20
 _SHARE_OF_A_PROBE = 0.7
@@ -53,7 +60,13 @@ class Traces:
         self._workers = join_nobody(request.world_size)
         # It stays open, so that this process holds the data that a worker holds.
         self._loader = open_loader(config, self._workers)
-        self._batch: Batch = next(iter(self._loader))
+        self._loader.start_processes()
+        self._batch: Batch = next(self._loader)
+        meter = ProcessMeter()
+        self._opening = max(0, meter.take_peak().most - meter.now.most)
+        """Bytes that opening the data took and gave back, as where all of it is tokenized."""
+        self.loaders = _loaders(self._loader.processes)
+        """The memory of a worker's loader processes."""
         self._held_out = self._evaluated()
         self._known: dict[tuple[bool, int, int], Trace] = {}
         """By whether activations are checkpointed, the micro-batch, and the accumulated micro-batches."""
@@ -125,12 +138,19 @@ class Traces:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
-        return trace(config, self._workers, shapes, is_fake=self.is_fake)
+        found = trace(config, self._workers, shapes, is_fake=self.is_fake)
+        opening = Use(0, self._opening, self._opening, self._opening)
+        return replace(found, phases={OPENING: opening, **found.phases})
+
+    @property
+    def beside(self) -> int:
+        """Bytes that a worker holds for its connections and threads; this process and a probe have one thread alone."""
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        return connections + further_threads(self._config, self._request.workers) * _THREAD
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
-        connections = CONNECTIONS if self._request.world_size > 1 else 0
-        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
+        return int(psutil.Process().memory_info().rss) + _BESIDE + self.beside + self._held_out
 
     def _evaluated(self) -> int:
         """Bytes of the held-out batches, which a worker keeps."""
@@ -141,9 +161,22 @@ class Traces:
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
 
+def further_threads(config: Config, workers: int) -> int:
+    """The threads of a worker but one; this process has one."""
+    cores = getattr(config.launcher, "cpus_per_node", None) or usable_cores()
+    return max(1, cores // workers) - 1
+
+
 def shortened(error: BaseException) -> str:
     """The beginning of an error's text in one line."""
     return " ".join(str(error).split())[:300]
+
+
+def _loaders(processes: Sequence[int]) -> Band:
+    """The memory of loader processes that have read their first batches, without what is a part of files."""
+    found = [psutil.Process(process).memory_full_info() for process in processes]
+    common = max((one.rss - one.shared - one.uss for one in found), default=0)
+    return loaders_of([one.uss for one in found], max(0, common))
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -120,6 +120,8 @@ def open_data(context: RunContext, start: resume.Start) -> Data:
     loader = open_loader(context.config, context.workers, start=start.position)
     reading = resume.reading_of(context.config, loader.samples)
     resume.check_data(start, loader.fingerprint, loader.samples, context.workers, reading)
+    # Before the model is built: the loader's processes would keep a copy of its first weights.
+    loader.start_processes()
     return Data(start, loader, reading)
 
 

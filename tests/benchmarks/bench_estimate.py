@@ -11,9 +11,11 @@ would be a false "fits" under some limit, a low one above it a false "does not f
 
 ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_FIRST`` (0) choose what is
 drawn. ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` keeps each result at once as a line of JSON, and a later call goes on where
-the file ends. ``ORTLAUNCH_ESTIMATE_LATER=1`` only measures, and a later call estimates what is in the
-file. ``ORTLAUNCH_ESTIMATE_AGAIN=1`` estimates the runs of the file again, by the present code, and measures nothing;
-``ORTLAUNCH_ESTIMATE_ONLY=WORD,WORD`` takes configurations that have one of these words.
+the file ends. ``ORTLAUNCH_ESTIMATE_LATER=1`` only measures, and a later call estimates what is in the file.
+``ORTLAUNCH_ESTIMATE_JOBS=2`` takes two configurations at a time: much of one is start-up, which leaves cores idle, and
+the memory of a worker does not depend on what runs beside it. ``ORTLAUNCH_ESTIMATE_AGAIN=1`` estimates the runs of the
+file again, by the present code, and measures nothing; ``ORTLAUNCH_ESTIMATE_ONLY=WORD,WORD`` takes configurations that
+have one of these words.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,8 @@ from tests.benchmarks.estimate_draws import MODELS, draw, make_models
 _MIB = 2**20
 _SECONDS = 0.02
 _MOST_SECONDS = 900
+_FILE = threading.Lock()
+"""Held while a result is added to the file."""
 LIMITS = (0.8, 0.9, 1.0, 1.1, 1.25)
 """Limits, as shares of what was measured."""
 
@@ -64,38 +71,57 @@ def _number(name: str, default: int) -> int:
 def _results(file: Path, drawn: Sequence[tuple[int, tuple[str, ...]]], here: Path) -> list[Result]:
     """The results of these configurations: those in the file, and others, which are added to it."""
     known = _read(file)
-    again, later = _number("AGAIN", 0) != 0, _number("LATER", 0) != 0
     only = set(filter(None, os.environ.get("ORTLAUNCH_ESTIMATE_ONLY", "").split(",")))
     print(f"{'low':>6} {'likely':>6} {'high':>6} {'real':>6} {'error':>7}  configuration   (MiB, all workers)")
-    found = []
-    for number, words in drawn:
-        text = " ".join(words)
-        if only and not only & set(words):
-            continue
-        result = known.get(text)
-        if result is None and again:
-            continue
-        if result is None:
-            result = _measured(number, words, here)
-            _keep(file, result)
-        if later and not again:
-            print(f"  measured: {text}", flush=True)
-            continue
-        if "measured" in result and (again or not {"peak", "refused"} & set(result)):
-            result = _estimated(result, words, here)
-            _keep(file, result)
-        print(line(result), flush=True)
-        found.append(result)
-    return found
+    wanted = [one for one in drawn if not only or only & set(one[1])]
+    with ThreadPoolExecutor(_number("JOBS", 1)) as jobs:
+        # In their order, whichever is done first.
+        results = jobs.map(lambda one: _result(*one, known.get(" ".join(one[1])), partial(_keep, file), here), wanted)
+        found = []
+        for result in filter(None, results):
+            print(line(result) if _is_judged(result) else f"  measured: {result['words']}", flush=True)
+            found.append(result)
+    return [one for one in found if _is_judged(one)]
+
+
+def _result(
+    number: int, words: tuple[str, ...], known: Result | None, keep: Callable[[Result], None], here: Path
+) -> Result | None:
+    """The result of a configuration, each new part of which is kept at once; None for one that is not to be measured.
+
+    Args:
+        number: its number.
+        words: its words.
+        known: what the file has.
+        keep: adds a result to the file.
+        here: the folder with the models.
+    """
+    again, later = _number("AGAIN", 0) != 0, _number("LATER", 0) != 0
+    if known is None and again:
+        return None
+    result = known
+    if result is None:
+        result = _measured(number, words, here)
+        keep(result)
+    if "measured" in result and (again or not (later or _is_judged(result))):
+        result = _estimated(result, words, here)
+        keep(result)
+    return result
+
+
+def _is_judged(result: Result) -> bool:
+    """Whether nothing of a result is left to find out."""
+    return bool({"peak", "refused", "failed"} & set(result))
 
 
 def _keep(file: Path, result: Result) -> None:
     """Adds a line to the file."""
-    before = file.read_bytes() if file.is_file() else b""
-    # An interruption may have cut the last line.
-    end = "\n" if before and not before.endswith(b"\n") else ""
-    with file.open("a") as stream:
-        stream.write(f"{end}{json.dumps(result)}\n")
+    with _FILE:
+        before = file.read_bytes() if file.is_file() else b""
+        # An interruption may have cut the last line.
+        end = "\n" if before and not before.endswith(b"\n") else ""
+        with file.open("a") as stream:
+            stream.write(f"{end}{json.dumps(result)}\n")
 
 
 def _read(file: Path) -> dict[str, Result]:

@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, DistributedSampler
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.processes import NICENESS
-from ortlaunch.data.source import Share, Source
+from ortlaunch.data.source import Computed, Share, Source, mix
 
 Load = Callable[..., Loader]
 
@@ -64,15 +64,28 @@ def test_order_is_fixed_by_the_seed_and_differs_between_epochs_and_seeds(load: L
     assert other[:26] != first[26:], "the second epoch of seed 1 must not be the first of seed 2"
 
 
+def test_the_order_is_that_of_torchs_sampler(load: Load, numbered: TokensConfig) -> None:
+    """By which runs go on that were begun when the loader used it."""
+    loader = load(numbered, batch_size=2, seed=3)
+    samples = Computed(53, lambda _index: {})
+    order = DistributedSampler(samples, 1, 0, shuffle=True, seed=mix(3))
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        assert [number for batch in numbers(loader, 26) for number in batch] == list(order)[:52]
+
+
 def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: TokensConfig) -> None:
     expected = numbers(load(numbered, batch_size=4), 30)
     before = set(multiprocessing.active_children())
     numbered.workers = 2
     loader = load(numbered, batch_size=4)
-    assert numbers(loader, 30) == expected
-    assert loader.epoch == 29 // 13
+    loader.start_processes()
     started = set(multiprocessing.active_children()) - before
     assert len(started) == 2
+    assert {process.pid for process in started} == set(loader.processes)
+    assert numbers(loader, 30) == expected
+    assert loader.epoch == 29 // 13
+    assert set(multiprocessing.active_children()) - before == started
     assert all(psutil.Process(process.pid).nice() == min(19, os.nice(0) + NICENESS) for process in started)
     loader.close()
     assert not any(process.is_alive() for process in started)

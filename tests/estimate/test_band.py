@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.estimate.band import bands_of, phase_band, worst
-from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
+from ortlaunch.estimate.band import OPENING, bands_of, phase_band, worst
+from ortlaunch.launch.memory.band import Band, compilers_of, loaders_of, times, total, verdict
 from ortlaunch.launch.memory.limit import parsed
 
 GIB = 2**30
@@ -28,6 +28,15 @@ def test_a_band_is_in_order(backend: str) -> None:
     assert band.high > 3 * GIB
 
 
+def test_the_high_figure_leaves_room_for_twice_the_holes_and_for_small_processes() -> None:
+    holes = {"least": GIB, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 4}
+    assert phase_band("eager", GIB, holes).high - 1.05 * 2.25 * GIB > GIB // 4
+    nothing = dict.fromkeys(holes, 0)
+    # Of a worker of 400 MiB, 30 MiB more than the likely figure were measured.
+    small = phase_band("eager", 400 * 2**20, nothing)
+    assert small.high - small.middle > 30 * 2**20
+
+
 def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
     nothing = {"least": 0, "tensors": 0, "process": 0, "most": 0}
     step = {"least": GIB // 2, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 3}
@@ -47,6 +56,20 @@ def test_a_probe_replaces_the_factors_of_its_backend_alone() -> None:
     assert bands_of(["ort"], GIB, phases, {"compile": probe}) == bands_of(["ort"], GIB, phases, {})
     both = bands_of(["ort", "compile"], GIB, phases, {"compile": probe})["step"]
     assert both.middle == 6 * GIB and both.low < 5 * GIB
+
+
+def test_no_backend_changes_what_opening_the_data_takes() -> None:
+    phases = {OPENING: {"least": 0, "tensors": GIB, "process": GIB, "most": GIB}}
+    bands = [bands_of([name], GIB, phases, {})[OPENING] for name in ("eager", "compile", "ort")]
+    assert bands[0] == bands[1] == bands[2]
+    assert 2 * GIB == bands[0].middle < bands[0].high < 2.2 * GIB
+
+
+def test_loader_processes_keep_one_copy_of_what_their_worker_changes() -> None:
+    assert loaders_of([], 0) == Band(0, 0, 0)
+    one, two = loaders_of([GIB], GIB // 4), loaders_of([GIB, GIB], GIB // 4)
+    assert (one.low, one.middle, two.low, two.middle) == (GIB, GIB + GIB // 4, 2 * GIB, 2 * GIB + GIB // 4)
+    assert 0 < one.high - one.middle == (two.high - two.middle) / 2
 
 
 @pytest.mark.parametrize("names", [["eager"], ["ort"], ["eager", "ort"]])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ortlaunch.estimate.heap import Heap
+from ortlaunch.estimate.study import _of_allocator
 
 MIB = 2**20
 
@@ -42,8 +45,19 @@ def test_the_end_of_the_heap_is_returned() -> None:
     assert heap.resident < MIB
 
 
-def test_with_a_pinned_threshold_nothing_stays() -> None:
-    heap = Heap({"MALLOC_MMAP_THRESHOLD_": "65536"})
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"MALLOC_MMAP_THRESHOLD_": "65536"},
+        {"GLIBC_TUNABLES": "glibc.malloc.check=0:glibc.malloc.mmap_threshold=0x10000"},
+        # Any setting keeps glibc from raising the threshold.
+        {"MALLOC_TRIM_THRESHOLD_": "131072"},
+        {"MALLOC_TOP_PAD_": "65536"},
+    ],
+)
+def test_with_a_pinned_threshold_nothing_stays(variables: dict[str, str]) -> None:
+    heap = Heap(variables)
+    heap.free(heap.allocate(4 * MIB))
     for block in [heap.allocate(MIB) for _ in range(50)]:
         heap.free(block)
     assert heap.resident == 0
@@ -59,3 +73,32 @@ def test_blocks_of_one_size_in_turns_need_more_than_they_hold() -> None:
         for index in range(0, 64, 2):
             blocks[index] = heap.allocate(MIB)
     assert 64 * MIB < heap.resident < 128 * MIB
+
+
+def test_without_mappings_the_largest_blocks_leave_holes() -> None:
+    heap = Heap({"MALLOC_MMAP_MAX_": "0"})
+    blocks = [heap.allocate(100 * MIB) for _ in range(3)]
+    for block in blocks[:2]:
+        heap.free(block)
+    assert heap.resident > 300 * MIB
+
+
+def test_a_heap_that_is_never_cut_keeps_its_end() -> None:
+    heap = Heap({"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"})
+    heap.free(heap.allocate(100 * MIB))
+    assert heap.resident > 100 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "64K", str(2**30)])
+def test_a_setting_that_glibc_does_not_take_changes_nothing(text: str) -> None:
+    heap, usual = Heap({"MALLOC_MMAP_THRESHOLD_": text}), Heap({})
+    for one in (heap, usual):
+        one.free(one.allocate(4 * MIB))
+        one.allocate(2 * MIB)
+        one.free(one.allocate(2 * MIB))
+    assert heap.resident == usual.resident
+
+
+def test_another_allocator_is_named() -> None:
+    assert "LD_PRELOAD has jemalloc: " in _of_allocator({"LD_PRELOAD": "/lib/libother.so /lib/libjemalloc.so.2"})
+    assert _of_allocator({"LD_PRELOAD": "/lib/libother.so"}) == _of_allocator({}) == ""

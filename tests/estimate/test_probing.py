@@ -11,8 +11,8 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config
-from ortlaunch.estimate import probing
+from ortlaunch.config.schema import Allow, Config, OrtConfig
+from ortlaunch.estimate import probe, probing
 from ortlaunch.estimate.probing import Line, NoMemoryError, line_of
 
 MIB = 2**20
@@ -145,3 +145,9 @@ def test_where_one_sample_cannot_train_a_larger_micro_batch_is_probed(
     line = line_of(with_batch(config, size), 1, 1, may_probe=True)
     assert line is not None
     assert line.sizes == sizes
+
+
+@pytest.mark.parametrize("allowed", [[], ["wrong_gradients"]])
+def test_a_probe_compares_gradients_where_the_run_does_and_is_refused_nothing_else(allowed: list[str]) -> None:
+    found = probe._unhindered(OrtConfig(allow=[Allow[name] for name in allowed]))
+    assert {kind.value for kind in Allow} - {kind.value for kind in found.allow} == {"wrong_gradients"} - set(allowed)

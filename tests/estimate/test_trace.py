@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -195,6 +198,50 @@ def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.
     monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append(len(batch)))
     traced("train.eval_every=5")
     assert compared == [2]
+
+
+@pytest.mark.parametrize(("steps", "after"), [(2, 0), (3, 1)])
+def test_the_step_after_an_evaluation_is_compared_beside_its_gradients(steps: int, after: int) -> None:
+    calls: list[str] = []
+
+    class Backend(BackendRun):
+        def check_decisions(self, batch: Batch) -> bool:
+            calls.append("compared")
+            return True
+
+    words = ("model=mlp", "trainer=single", "backend=ort", "train.eval_every=2", f"train.steps={steps}")
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    rehearsal = Rehearsal(to_config(compose(list(words))), worker, [batch], ProcessMeter(), is_fake=False)
+    rehearsal._backend = Backend()
+    engine: Any = SimpleNamespace(
+        evaluating=contextlib.nullcontext,
+        evaluate=lambda _batch: calls.append("evaluated"),
+        micro_step=lambda _batch, last: calls.append("gradients"),
+        step=lambda: calls.append("updated"),
+        known_discarded=False,
+    )
+    rehearsal._evaluation(engine)
+    assert calls == ["evaluated", *["gradients", "compared", "updated"] * after]
+
+
+def test_a_deterministic_run_writes_to_all_memory_that_it_gets() -> None:
+    try:
+        # As DeepSpeed's buckets, which are longer than the gradients in them.
+        traced("train.deterministic=true")
+        assert torch.empty(8).isnan().all()
+        with FakeTensorMode(), Ledger() as ledger:
+            bucket = torch.empty(QUARTER)
+            assert ledger.now.tensors == MIB
+            del bucket
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("times", "left"), [(-1, 0), (0, 0), (1, 1), (18, 3)])
+def test_a_probe_takes_a_few_of_the_further_steps(times: int, left: int) -> None:
+    with ProcessMeter().repeated(times) as found:
+        assert found == left
 
 
 @pytest.mark.parametrize(("steps", "compared"), [(9, []), (10, [10])])

@@ -55,6 +55,38 @@ def test_without_instructions_a_convolution_in_bf16_holds_columns(monkeypatch: p
     assert peak_over_end(lambda: convolved(1)) == 0
 
 
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden"), [(64, 8, 64, 128), (64, 8, 256, 128), (32, 16, 192, 192)]
+)
+def test_an_lstm_keeps_gates_and_states_of_all_steps(steps: int, batch: int, width: int, hidden: int) -> None:
+    def kept(*, train: bool) -> int:
+        gates = [torch.zeros(4 * hidden, size) for size in (width, hidden)] + [torch.zeros(4 * hidden)] * 2
+        state = torch.zeros(1, batch, hidden)
+        numbers = [2, hidden, 1, True, False, False, train]
+        layer = torch.ops.aten.mkldnn_rnn_layer
+        return layer(torch.zeros(steps, batch, width), *gates, state, state, False, [], *numbers)[3].nbytes
+
+    real = kept(train=True)
+    with FakeTensorMode(), Ledger():
+        assert kept(train=True) == pytest.approx(workspace._LSTM_KEPT * real, rel=0.1)
+        assert kept(train=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden", "layers", "measured"),
+    [(64, 32, 256, 512, 1, 92), (64, 32, 256, 512, 2, 132), (128, 32, 256, 256, 3, 131), (32, 8, 1024, 1024, 1, 148)],
+)
+def test_an_lstm_takes_what_was_measured(
+    steps: int, batch: int, width: int, hidden: int, layers: int, measured: int
+) -> None:
+    """MiB of a process with a pinned threshold, beyond what it had before."""
+    with FakeTensorMode(), Ledger() as ledger:
+        model = torch.nn.LSTM(width, hidden, layers)
+        model(torch.zeros(steps, batch, width))[0].sum().backward()
+        peak = ledger.take_peak().tensors / MIB
+    assert peak == pytest.approx(measured, rel=0.1)
+
+
 @pytest.mark.usefixtures("two_workers")
 def test_gathered_tensors_are_there_twice_and_reduced_ones_too() -> None:
     def gathered() -> object:

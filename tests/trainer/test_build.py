@@ -159,6 +159,17 @@ def test_a_users_own_model_that_cannot_take_the_data_has_its_traceback() -> None
     assert prepare.counted_flops(config, model, task, batch) is None
 
 
+def test_the_processes_that_read_data_keep_no_copy_of_the_first_weights(
+    opened: Callable[..., context.RunContext],
+) -> None:
+    """They are forked before there are any."""
+    data = build.open_data(opened("data.workers=1"), resume.Start())
+    with data.loader:
+        before = list(data.loader.processes)
+        next(data.loader)
+        assert len(before) == 1 and list(data.loader.processes) == before
+
+
 def test_the_job_of_a_resume_follows_what_it_was_given(
     opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:

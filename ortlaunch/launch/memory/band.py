@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ortlaunch.config.devices import usable_cores
@@ -10,6 +10,8 @@ from ortlaunch.config.devices import usable_cores
 MIB = 2**20
 COMPILER = 250 * MIB
 """A process of the C++ compiler on a kernel of torch.compile (223 MiB were measured for gpt2_nano)."""
+LOADER = 50 * MIB
+"""What a loader process comes to have for itself later than after its first batches, at most."""
 _MOST_COMPILERS = 32
 
 
@@ -59,6 +61,18 @@ def compilers_of(backends: Collection[str], workers: int) -> Band:
     if "compile" not in backends:
         return Band(0, 0, 0)
     return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
+
+
+def loaders_of(own: Sequence[int], common: int) -> Band:
+    """The loader processes of a worker.
+
+    Args:
+        own: bytes that each of them has for itself when it has read its first batches.
+        common: bytes that they have in common with their worker. The worker comes to change nearly all of them, by
+            Python's counts of references and collections, and then has its own; its loader processes keep one copy.
+    """
+    least = sum(own)
+    return Band(least, least + common, least + common + len(own) * LOADER)
 
 
 def compilers() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.memory.band import COMPILER, MIB, compilers
+from ortlaunch.launch.memory.band import COMPILER, LOADER, MIB, compilers
 from ortlaunch.launch.memory.question import PLAIN_DATA
 
 PROCESS = 1200 * MIB
@@ -52,7 +52,8 @@ def bound(config: Config, workers: int) -> int | None:
     data = 16 * config.train.eval_samples * length + _FP32 * _IMAGES * pixels
     backends = {one.backend.name for one in possible(config)}
     compiling = compilers() * COMPILER if "compile" in backends else 0
-    return workers * (PROCESS + compiling + (_OF_ORT if "ort" in backends else 1) * tensors + data)
+    loaders = PROCESS // 2 + config.data.workers * LOADER if config.data.workers else 0
+    return workers * (PROCESS + compiling + loaders + (_OF_ORT if "ort" in backends else 1) * tensors + data)
 
 
 def _transformer(width: str, layers: str, heads: str, wide: str | None, others: tuple[str, ...]) -> Callable[..., Any]:

@@ -24,7 +24,10 @@ from ortlaunch.config.schema import Config, OrtConfig
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnxruntime-training-cpu")
-_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
+_VARIABLES = (
+    *("MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_ARENA_MAX"),
+    *("GLIBC_TUNABLES", "LD_PRELOAD"),
+)
 """Variables that change what a process keeps."""
 _MOST_FILES = 500
 MOST_STEPS = 20
@@ -70,7 +73,8 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     if config.train.eval_every is None:
         del train["eval_samples"]
     else:
-        train["eval_every"] = True
+        # In a step after an evaluation, gradients of ONNX Runtime are compared.
+        train["eval_every"] = config.train.eval_every < config.train.steps
     groups = {name: asdict(getattr(config, name)) for name in ("model", "data", "backend", "trainer", "optimizer")}
     facts = {
         **groups,

@@ -112,6 +112,9 @@ def test_a_run_that_compares_its_gradients_again_has_another_key() -> None:
     never = "backend.recheck_every=0"
     assert key("train.steps=100") == key("train.steps=999") != key("train.steps=1000") == key("train.steps=5000")
     assert key("train.steps=100", never) == key("train.steps=5000", never)
+    # The step after an evaluation compares them too.
+    at_the_end, between, often = (key("train.steps=99", f"train.eval_every={every}") for every in (99, 50, 5))
+    assert at_the_end != between == often
 
 
 def test_a_changed_model_of_the_user_is_asked_about_again(

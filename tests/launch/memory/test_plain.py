@@ -9,6 +9,7 @@ import pytest
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
+from ortlaunch.launch.memory.band import LOADER
 from ortlaunch.launch.memory.plain import PROCESS, bound
 from tests.support.nightly import first_in_ci
 
@@ -49,6 +50,13 @@ def test_the_bound_grows_with_the_images() -> None:
     assert small is not None and large is not None
     # The 1,797 images alone, which every worker holds.
     assert large - small > 4 * 1797 * 512 * 512
+
+
+def test_the_bound_grows_with_the_loader_processes() -> None:
+    none, four = (bound(config_of("model=mlp", f"data.workers={count}"), 2) for count in (0, 4))
+    assert none is not None and four is not None
+    # They keep a copy of what their worker has changed.
+    assert four - none == 2 * (PROCESS // 2 + 4 * LOADER)
 
 
 CASES = (

@@ -1,0 +1,45 @@
+"""What a worker holds without a model: what opening the data takes, and threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.estimate import traces
+from ortlaunch.estimate.band import OPENING
+from ortlaunch.estimate.ledger import Use
+from ortlaunch.estimate.probe import ProcessMeter
+from ortlaunch.estimate.trace import Parts, Trace
+from ortlaunch.launch.memory.request import Request
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("size", [1, 33])
+def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        # Both are in memory when they are joined. The allocator gives blocks of this size back.
+        (tmp_path / name).write_bytes(b"x" * size * MIB)
+    monkeypatch.setattr(traces, "trace", lambda *_, **__: Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)}))
+    # Few samples, whose order is in memory too.
+    data = ("data=text", f"data.path={tmp_path}", "data.seq_len=8192")
+    words = ("model=gpt2_nano", *data, "trainer=single", "backend=eager", "device=cpu")
+    ProcessMeter().take_peak()
+    try:
+        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True)).asked()
+    finally:
+        dist.destroy_process_group()
+    assert list(found.phases) == [OPENING, "step"]
+    assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])
+def test_a_worker_has_its_share_of_the_nodes_cores(workers: int, threads: int) -> None:
+    words = ["model=mlp", "launcher=slurm", "launcher.cpus_per_node=64", "trainer=ddp", "device=cpu"]
+    assert traces.further_threads(to_config(compose(words)), workers) == threads
