@@ -277,3 +277,19 @@ def test_cross_entropy_ignores_a_computed_index(
     target = torch.randint(0, 5, shape[:-1])
     target.view(-1)[:2] = shape[1] if ignored == "columns" else shape[-1]
     assert_parity(Ignoring(ignored, **options), {"x": torch.randn(shape), "target": target}, tolerance=5e-6)
+
+
+def test_the_gradient_of_cross_entropy_keeps_its_digits_where_logits_are_large() -> None:
+    session.import_ortmodule()
+    session.extension.load_kernels()
+    torch.manual_seed(0)
+    # These numbers are exact in fp32.
+    logits = (torch.randn(4, 19) * 4).round() / 4 + 1e5
+    target = torch.tensor([3, 0, -100, 18])
+    loss, levels, total = torch.ops.ortlaunch.cross_entropy(logits, target, -100)
+    gradient = torch.ops.ortlaunch.cross_entropy_backward(torch.ones(()), logits, levels, total, target, -100)
+    exact = logits.double().requires_grad_()
+    expected = functional.cross_entropy(exact, target)
+    torch.testing.assert_close(loss, expected.float(), rtol=1e-6, atol=0.0)
+    (right,) = torch.autograd.grad(expected, exact)
+    torch.testing.assert_close(gradient, right.float(), rtol=1e-5, atol=1e-7)

@@ -72,6 +72,8 @@ def test_added_mask_with_minus_infinity(assert_parity: Any) -> None:
     mask = torch.randn(2, HEADS, 5, 5)
     mask[1, :, 2] = -math.inf
     mask[0, :, :, 3] = -math.inf
+    mask[0, :, 4] = -math.inf
+    mask[0, :, 4, 1] = torch.finfo(mask.dtype).min
     assert_parity(Attention(), {"x": inputs(), "mask": mask})
 
 
@@ -85,6 +87,21 @@ def test_the_bias_that_is_added_can_be_learnt(assert_parity: Any) -> None:
             return super().forward(x, self.bias)
 
     assert_parity(Biased(), {"x": inputs()})
+
+
+def test_a_query_of_one_sample_and_keys_of_one_head_are_broadcast(assert_parity: Any) -> None:
+    class Latent(Attention):
+        def __init__(self) -> None:
+            super().__init__(kv_heads=1)
+            self.latent = torch.nn.Parameter(torch.randn(1, HEADS, 3, SIZE))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            key, value = (layer(x).unsqueeze(1) for layer in (self.key, self.value))
+            return (
+                functional.scaled_dot_product_attention(self.latent * 1.5, key, value) * self.query(x)[:, :1, None, :4]
+            )
+
+    assert_parity(Latent(), {"x": inputs()}, {"x": inputs(3, 7)})
 
 
 def test_dropout_is_drawn_anew_and_keeps_the_mean(to_ort: Any) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.registry import build_model
 
@@ -145,3 +147,56 @@ def test_a_mode_set_in_the_model_survives_the_wrapping(to_ort: Any) -> None:
     model[1].eval()
     ort = to_ort(model)
     assert (ort.training, ort.module[1].training, ort.module[5].training) == (True, False, True)
+
+
+class Own(torch.nn.BatchNorm2d):
+    """Calls the function itself, as timm's layers do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_batches_tracked.add_(1)
+        statistics = self.running_mean, self.running_var
+        return functional.batch_norm(x, *statistics, self.weight, self.bias, True, self.momentum, self.eps).relu()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * self.calls
+
+
+class Checkpointed(torch.nn.Module):
+    """Layers in a checkpoint, the first of which it calls twice, in another checkpoint each."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+        self.first, self.last = torch.nn.Conv2d(1, 6, 3), torch.nn.Linear(216, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer, reentrant in zip([*self.layers, self.layers[0]], (False, True, False), strict=False):
+            x = checkpoint(layer, x, use_reentrant=reentrant)
+        return self.last(x.flatten(1))
+
+
+def test_what_a_checkpoint_computes_again_moves_them_again(to_ort: Any) -> None:
+    """In PyTorch the second computation, in the backward, moves the running statistics too."""
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(Own(6), torch.nn.Identity())
+    eager = Checkpointed(torch.nn.BatchNorm2d(6, momentum=None), inner)
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model, steps=3)
+    assert_same_state(ort, eager)
+    assert int(ort.module.layers[0].num_batches_tracked) == 12
+
+
+def test_another_buffer_that_moves_in_a_checkpoint_is_refused(to_ort: Any) -> None:
+    with pytest.raises(
+        RequestError, match=r"buffer layers\.0\.calls changes in an activation checkpoint.*backend=eager"
+    ):
+        to_ort(Checkpointed(Counting()))(torch.randn(4, 1, 8, 8))

@@ -107,7 +107,39 @@ def of_zeros(_rng: random.Random) -> dict[str, Case]:
         "cosine_of_zeros": Case(lambda x, y: functional.cosine_similarity(x * 0, y, dim=-1), both),
         "cosine_with_epsilon": Case(lambda x, y: functional.cosine_similarity(x, y * 1e-3, dim=1, eps=0.5), both),
         "cosine_of_tiny": Case(lambda x, y: functional.cosine_similarity(x * 1e-22, y, dim=1, eps=1e-30), both),
+        "norm": Case(lambda x: torch.linalg.norm(x * 0, dim=(1, 2)) + torch.linalg.norm(x * 0)),
+        "matrix_norm": Case(lambda x: torch.linalg.matrix_norm(x * 0, keepdim=True) + x),
+        "power_of_zero": Case(lambda x: (x * (x > 0))[..., None] ** torch.arange(3) + ((x * 0) ** 0)[..., None]),
         "cosine_of_pairs": Case(lambda x, y: functional.cosine_similarity(x[:, :, None], y[:, None], dim=-1), both),
+    }
+
+
+def limited(_rng: random.Random) -> dict[str, Case]:
+    """Limits that are tensors, learnt ones of one element too; values that are at them, equal, or only ordered."""
+    both = ((5, 4), (5, 4))
+
+    def at_zero(x: Tensor) -> Tensor:
+        return x - x.detach()
+
+    return {
+        "learnt": Case(lambda x, y: x.clamp(-y[0, 0, 0].abs(), y[0, 0, 1].abs()), both),
+        "learnt_maximum": Case(lambda x, y: torch.clamp_max(x, y[0, 0, 0]), both),
+        "at_both": Case(lambda x, y: torch.clamp(at_zero(x), at_zero(y), torch.zeros(4)) + y, both),
+        "largest_of_equal": Case(
+            lambda x: at_zero(x).topk(2, 1)[0] + at_zero(x).topk(2, 1, largest=False)[1] * x[:, :2]
+        ),
+        "orders_alone": Case(lambda x, y: x * y.argsort(1) + x * y.topk(4)[1] + x * y.max(1, keepdim=True)[1], both),
+        "falling": Case(lambda x: functional.leaky_relu(x, -0.2)),
+        "below": Case(lambda x, y: at_zero(x).clamp(min=at_zero(y)) + x * y, both),
+    }
+
+
+def squeezed(_rng: random.Random) -> dict[str, Case]:
+    """Dimensions of another size than 1 stay."""
+    return {
+        "none": Case(lambda x: x.squeeze(-1) * x.squeeze(1)),
+        "one_of_two": Case(lambda x: x.mean(1, keepdim=True).squeeze((1, 2)).sin()),
+        "in_place": Case(lambda x: (x * 1.0).squeeze_(2).cos()),
     }
 
 
@@ -336,6 +368,8 @@ def of_a_size(rng: random.Random) -> dict[str, Case]:
     """Tables whose length is a size of the input."""
     return {
         "linspace": Case(lambda x: x * torch.linspace(0.5, 1.5, x.size(0), dtype=x.dtype)[:, None, None]),
+        "steps": Case(lambda x: x * torch.arange(0, 100, 0.1, dtype=x.dtype)[-4:].sin()),
+        "steps_of_a_size": Case(lambda x: x * torch.arange(0, x.size(1) * 20, 0.1, dtype=x.dtype)[-4:].sin()),
         "of_one": Case(lambda x: x * torch.linspace(0.5, 1.5, 1, dtype=x.dtype)),
         "of_integers": Case(lambda x: x * torch.linspace(0, 9, x.size(0), dtype=torch.long)[:, None, None]),
     }
@@ -424,6 +458,17 @@ def cuts(rng: random.Random) -> dict[str, Case]:
     }
 
 
+def contracted(rng: random.Random) -> dict[str, Case]:
+    """Products of operands that are broadcast along a label."""
+    both = ((5, 4), (3, 4))
+    return {
+        "over_samples": Case(lambda a, b: torch.einsum("bij,bkj->bik", a, b[:1]), both),
+        "over_a_sum": Case(lambda a, b: torch.einsum("bij,bkj->bik", a, b[..., :1]), both),
+        "to_a_number": Case(lambda a, b: a * torch.einsum("bij,bij ->", b, b * b), both),
+        "without_a_sum": Case(lambda a, b: torch.einsum("bij,bkj->bikj", a[:, :, :1], b), both),
+    }
+
+
 def integers(rng: random.Random) -> dict[str, Case]:
     one, two = [((5, 4), 9)], [((5, 4), 9), ((5, 4), 9)]
 
@@ -447,6 +492,7 @@ GROUPS = {
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
         *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded, of_zeros),
+        *(limited, squeezed, contracted),
     )
 }
 

@@ -169,12 +169,12 @@ _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     "ortlaunch::linear_trained": lambda weight, x: [[*x[:-1], weight[0]]],
     "ortlaunch::linear_bias_trained": lambda weight, bias, x: [[*x[:-1], weight[0]]],
     "ortlaunch::conv1d": lambda bias, x, weight: [[x[0], weight[1]]],
-    "ortlaunch::cross_entropy": lambda logits, target, ignore: [[], logits[:1], []],
+    "ortlaunch::cross_entropy": lambda logits, target, ignore: [[], [*logits[:1], 2], []],
     "ortlaunch::layer_norm": lambda weight, bias, x, epsilon: [x, *[_moments(weight, x)] * 2],
     "ortlaunch::rms_norm": lambda weight, x, epsilon: [x, [*x[:-1], 1]],
     "ortlaunch::silu_product": lambda gate, x: [_joined(gate, x)],
-    "ortlaunch::attention_sideways": lambda q, k, v, *rest: [[*q[:3], v[3]], [q[0], q[2], q[1]], _SEED],
-    "ortlaunch::attention": lambda q, k, v, *rest: [[*q[:3], v[3]], q[:3], _SEED],
+    "ortlaunch::attention_sideways": lambda q, k, v, *rest: _attended(q, k, v, 2),
+    "ortlaunch::attention": lambda q, k, v, *rest: _attended(q, k, v, 1),
     "ortlaunch::attention_packed": lambda x, mask, heads, *rest: [
         [*x[:2], heads, x[2] // (3 * heads)],
         [x[0], heads, x[1]],
@@ -186,6 +186,16 @@ _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
 def _joined(one: list[Any], other: list[Any]) -> list[Any]:
     """Returns the shape to which two shapes of one length broadcast."""
     return [b if a == 1 else a for a, b in zip(one, other, strict=True)]
+
+
+def _attended(query: list[Any], key: list[Any], value: list[Any], heads_axis: int) -> list[list[Any]]:
+    """Returns the shapes of what attention returns; a batch or heads of one are broadcast."""
+    sizes = list(query)
+    for axis in (0, heads_axis):
+        # Several heads of the query may share one of key and value.
+        sizes[axis] = next((x[axis] for x in (query, key, value) if x[axis] != 1), 1)
+    heads, places = (sizes[1], sizes[2]) if heads_axis == 1 else (sizes[2], sizes[1])
+    return [[*sizes[:3], value[3]], [sizes[0], heads, places], _SEED]
 
 
 def _moments(weight: list[Any], x: list[Any]) -> list[Any]:

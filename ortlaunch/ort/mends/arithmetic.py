@@ -2,15 +2,18 @@
 
 onnxruntime 1.19.2 and torch's exporter have these faults:
 
-- ``a ** b``: the gradient of the exponent is omitted, in silence if it also has another way to the output.
+- ``a ** b``: the gradient of the exponent is omitted, in silence if it also has another way to the output. That of
+  ``a ** 0`` is NaN where a is zero.
 - ELU, Mish, PReLU, softplus, many transcendental functions, ``amax``, ``prod``, ``cumsum`` and others have no gradient
   on the CPU or are not exported. ``sign``, ``floor`` and the like have a gradient of zero, which is missing too.
+- ``arange`` of numbers with a fraction: ONNX Runtime adds up the steps, and their rounding errors.
 - Integers have no ``&``, ``|``, ``^`` and ``~``; ``histc``, ``bincount`` and grouped products are not exported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.kernels.traced import number as constant_number
+from ortlaunch.ort.mends import in_part, torch_calls
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
-from ortlaunch.ort.mends.values import DTYPES, cast, is_floating, sizes
+from ortlaunch.ort.mends.values import DTYPES, cast, is_floating, number, sizes
 
 _ZERO_GRADIENT = ("sign", "floor", "ceil", "round", "trunc", "frac")
 """These are replaced only where a gradient flows, because ONNX Runtime computes with sizes by them."""
@@ -133,12 +137,18 @@ def _grouped_mm(one: Tensor, other: Tensor, offsets: Tensor | None, bias: Tensor
     return result
 
 
+@torch_node("Tensor like, Tensor start, Tensor end, Tensor step", shape=lambda *_: [None])
+def _range(like: Tensor, start: Tensor, end: Tensor, step: Tensor) -> Tensor:
+    return torch.arange(start.item(), end.item(), step.item(), dtype=like.dtype, device=like.device)
+
+
 def register() -> None:
     """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     for name, symbolic in _SYMBOLICS.items():
         register_custom_op_symbolic(name, symbolic, 17)
+    in_part.replace("aten::arange", _FractionalRange, _FractionalRange)
 
 
 def register_standard() -> None:
@@ -180,7 +190,13 @@ def _pow_symbolic(g: Any, base: Any, exponent: Any) -> Any:
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     if symbolic_helper._is_constant(exponent) or not is_floating(exponent):
-        return symbolic_opset9.pow(g, base, exponent)
+        known = symbolic_helper._maybe_get_const(exponent, "t")
+        is_zero_nowhere = isinstance(known, Tensor) and bool((known != 0).all())
+        if is_zero_nowhere or not (is_floating(base) and g.original_node.inputsAt(0).requires_grad()):
+            return symbolic_opset9.pow(g, base, exponent)
+        shape = list(known.shape) if isinstance(known, Tensor) else sizes(exponent)
+        exponent = cast(g, exponent, base)
+        exponent.setType(base.type().with_sizes(shape))
     if not is_floating(base) or symbolic_helper._is_constant(base):
         base = cast(g, base, exponent)
     ranks = [symbolic_helper._get_tensor_rank(value) for value in (base, exponent)]
@@ -336,6 +352,27 @@ def _grouped_mm_symbolic(
     dims = [None] * max(2, sum(ranks) - 3)
     extra = [None if value is None or symbolic_helper._is_none(value) else value for value in (offsets, bias)]
     return _grouped_mm(g, one, other, *extra, dims=dims)
+
+
+@dataclass(frozen=True)
+class _FractionalRange:
+    """Exports ``arange``: by PyTorch's where the first number or the step has a fraction, or may have one."""
+
+    original: Callable[..., Any]
+
+    def __call__(self, g: Any, *arguments: Any) -> Any:
+        from torch.onnx import TensorProtoDataType
+
+        output = g.original_node.output()
+        given = arguments[: len(arguments) - len(("dtype", "layout", "device", "pin_memory"))]
+        zero, one = (g.op("Constant", value_t=torch.tensor(value)) for value in (0, 1))
+        limits = {1: (zero, *given, one), 2: (*given, one)}.get(len(given), given)
+        first, _, step = map(constant_number, limits)
+        are_whole = all(known is not None and known.is_integer() for known in (first, step))
+        if are_whole or not is_floating(output):
+            return self.original(g, *arguments)
+        doubles = [g.op("Cast", limit, to_i=TensorProtoDataType.DOUBLE) for limit in limits]
+        return _range(g, number(g, 0, output), *doubles, dims=[None])
 
 
 def _transposed(g: Any, x: Any) -> Any:

@@ -12,6 +12,11 @@
 - ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
 - ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
 - ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
+- ``linalg.matrix_norm`` and ``linalg.norm``: where all values are zero, the gradient is NaN; PyTorch's is zero.
+- ``clamp`` to tensors: a limit of one element gets no gradient, and at a limit the gradient is the limit's, too.
+- ``einsum`` of operands that are broadcast along a label, or to a number: the exporter fails.
+- ``leaky_relu`` with a negative slope: the gradient goes by the sign of the result.
+- ``topk``: of equal values ONNX Runtime takes others, so that gradients reach other elements.
 - ``unique``: the indices of the values have lost their dimensions.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
@@ -31,6 +36,7 @@ def register() -> None:
     """Registers the symbolics; call it after those that they replace in part."""
     for name, is_served in _FORMS.items():
         in_part.replace(name, _InPart, partial(_InPart, is_served=is_served))
+    in_part.replace("aten::einsum", _Contracted, _Contracted)
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,28 @@ class _InPart:
         if self.is_served(*arguments):
             return torch_calls.exported(g, *arguments)
         return self.original(g, *arguments, **outputs)
+
+
+@dataclass(frozen=True)
+class _Contracted:
+    """Exports ``einsum`` as a call where an operand is broadcast along a label, or the result is a number."""
+
+    original: Callable[..., Any]
+
+    def __call__(self, g: Any, equation: Any, tensors: Any, *rest: Any) -> Any:
+        from torch.onnx import symbolic_helper
+
+        text = symbolic_helper._get_const(equation, "s", "equation").replace(" ", "")
+        labels = text.split("->")[0].split(",")
+        found: dict[str, set[int]] = {}
+        for names, operand in zip(labels, g.original_node.inputsAt(1).node().inputs(), strict=False):
+            for name, size in zip(names, operand.type().sizes() or (), strict=False):
+                found.setdefault(name, set()).add(size)
+        # The exporter leaves those with an ellipsis to an operator without a gradient, which is a call anyway.
+        is_broadcast = any(len(known) > 1 for known in found.values()) and "..." not in text
+        if is_broadcast or text.endswith("->"):
+            return torch_calls.exported(g, equation, tensors, *rest)
+        return self.original(g, equation, tensors, *rest)
 
 
 def _has_counts(_values: Any, repeats: Any, *_rest: Any) -> bool:
@@ -83,6 +111,28 @@ def _are_truths(*arguments: Any) -> bool:
     return len(arguments) == 2 and all(one.type().scalarType() == "Bool" for one in arguments)
 
 
+def _has_tensor_limits(values: Any, *limits: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    given = [limit for limit in limits if not symbolic_helper._is_none(limit)]
+    # The number of dimensions of a size is unknown.
+    is_number = [not symbolic_helper._get_tensor_rank(limit) and not limit.requires_grad() for limit in given]
+    return is_floating(values) and not all(is_number)
+
+
+def _is_falling(_values: Any, slope: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    known = symbolic_helper._maybe_get_const(slope, "f")
+    return isinstance(known, float) and known < 0.0
+
+
+def _has_known_count(values: Any, count: Any, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    return is_floating(values) and symbolic_helper._is_constant(count)
+
+
 _OF_FLOATS = (
     *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
     *("atan2", "square", "softmax", "log_softmax"),
@@ -90,6 +140,10 @@ _OF_FLOATS = (
 _FORMS: dict[str, Callable[..., bool]] = {
     **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
     "aten::_unique2": _is_any,
+    **dict.fromkeys(("aten::clamp", "aten::clamp_min", "aten::clamp_max"), _has_tensor_limits),
+    "aten::leaky_relu": _is_falling,
+    "aten::topk": _has_known_count,
+    **dict.fromkeys(("aten::linalg_norm", "aten::linalg_matrix_norm", "aten::frobenius_norm"), _is_any),
     "aten::cosine_similarity": _is_any,
     "aten::std": _is_any,
     "aten::std_mean": _is_any,

@@ -93,7 +93,10 @@ def _bias(g: Any, mask: Any, query: Any) -> tuple[Any, Any]:
         bias = g.op("Where", mask, _constant(g, 0.0, dtype), hidden_bias)
     else:
         visible = g.op("Greater", mask, _constant(g, -math.inf, _dtype(mask)))
-        bias = g.op("Where", visible, mask, hidden_bias)
+        # A key with the lowest number is seen where all others are hidden.
+        lowest = _constant(g, torch.finfo(dtype).min / 4, dtype)
+        seen = g.op("Where", g.op("Less", mask, lowest), lowest, mask)
+        bias = g.op("Where", visible, seen, hidden_bias)
     return bias, g.op("ReduceMax", _cast(g, visible, query), axes_i=[-1], keepdims_i=1)
 
 

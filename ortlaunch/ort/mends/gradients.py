@@ -312,8 +312,11 @@ def _reached_by_gradients(graph: Any, names: list[str]) -> set[str]:
     waiting = list(names)
     reached = set(waiting)
     while waiting:
-        node = producers.get(waiting.pop())
-        if node is None or _stops(node):
+        name = waiting.pop()
+        node = producers.get(name)
+        # Further results are indices, masks and statistics.
+        is_index = node is not None and node.op_type in ("ATen", "TopK") and name != node.output[0]
+        if node is None or is_index or torch_nodes.stops(node):
             continue
         new = set(node.input) - reached
         reached |= new

@@ -3,7 +3,7 @@
 ORTModule's graph returns outputs and changes no buffers, so the running statistics would change during the trace and
 never again. Here every BatchNorm in train mode is exported with the mean and the variance of the batch as further
 outputs of the graph. After each training forward the buffers are updated with them as torch does. The trace itself does
-not change the buffers.
+not change the buffers. What a checkpoint of activations computes again moves them again, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from ortlaunch.ort.mends import checkpoints
 from ortlaunch.ort.mends.gradients import stop_gradient
 
 
@@ -33,8 +34,8 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     modules: list[str] = []
     statistics: list[Tensor] = []
+    again: list[tuple[str, Tensor, Tensor]] = []
     original = _BatchNorm.forward
-    calls = _MovesStatistics() if is_training else contextlib.nullcontext()
 
     def forward(self: _BatchNorm, input: Tensor) -> Tensor:
         counts = self.running_mean is not None
@@ -47,30 +48,55 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
         if counts:
             modules.append(names[id(self)])
             statistics.extend((mean, var))
+            again.extend([(names[id(self)], mean, var)] * (checkpoints.times() - 1))
         return output
 
     _BatchNorm.forward = forward  # type: ignore[method-assign]
     try:
-        with calls:
+        with contextlib.ExitStack() as calls:
+            if is_training:
+                moving = calls.enter_context(_MovesStatistics(model))
+                calls.enter_context(checkpoints.counted(model, moving.repeated))
             yield modules, statistics
     finally:
         _BatchNorm.forward = original  # type: ignore[method-assign]
+        # The backward computes the last checkpoint first.
+        for name, mean, var in reversed(again):
+            modules.append(name)
+            statistics.extend((mean, var))
 
 
 class _MovesStatistics(TorchFunctionMode):
     """Follows calls of ``batch_norm`` by modules with a forward of their own, such as SyncBatchNorm on one worker.
 
     The operator does not say that it changes the running statistics, and what ONNX Runtime makes of them is biased.
+
+    Attributes:
+        repeated: ids of the buffers that are changed as often as PyTorch changes them.
     """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._counters = {id(one) for name, one in model.named_buffers() if name.endswith("num_batches_tracked")}
+        self.repeated = set(self._counters)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.batch_norm:
-            return _moving(*args, **kwargs)
+            return self._moving(*args, **kwargs)
         if func is torch.batch_norm:
             x, weight, bias, mean, var, training, momentum, eps, _cudnn = args
-            return _moving(x, mean, var, weight, bias, training, momentum, eps)
+            return self._moving(x, mean, var, weight, bias, training, momentum, eps)
+        if func is Tensor.add_ and id(args[0]) in self._counters:
+            for _ in range(checkpoints.times() - 1):
+                func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _moving(
+        self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        self.repeated.update(id(running) for running in (running_mean, running_var) if running is not None)
+        return _moving(x, running_mean, running_var, *args, **kwargs)
 
 
 def _moving(
@@ -88,7 +114,7 @@ def _moving(
         return _normalized(x, running_mean, running_var, weight, bias, eps)
     output, mean, var = torch.ops.ortlaunch.batch_norm(x, weight, bias, x.size(1), eps)
     with torch.no_grad():
-        for running, batch in ((running_mean, mean), (running_var, var)):
+        for running, batch in ((running_mean, mean), (running_var, var)) * checkpoints.times():
             if running is not None:
                 running.mul_(1.0 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
     result: Tensor = output

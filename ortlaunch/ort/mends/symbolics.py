@@ -62,6 +62,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
     register_custom_op_symbolic("aten::linspace", _linspace, _OPSET)
+    register_custom_op_symbolic("aten::squeeze", _squeeze, _OPSET)
     register_custom_op_symbolic("aten::roll", _roll, _OPSET)
     register_custom_op_symbolic("aten::tile", _tile, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
@@ -215,6 +216,19 @@ def _linspace(g: Any, start: Any, end: Any, steps: Any, *_options: Any) -> Any:
     )
     step = g.op("Div", g.op("Sub", last, first), intervals)
     return cast(g, g.op("Add", first, g.op("Mul", places, step)), g.original_node.output())
+
+
+def _squeeze(g: Any, values: Any, dim: Any = None) -> Any:
+    """Exports ``squeeze``; dimensions of another size than 1 stay, as in PyTorch. ONNX's operator fails at them."""
+    from torch.onnx import symbolic_helper
+
+    if dim is None:
+        return g.op("Squeeze", values)
+    is_list = dim.node().kind() == "prim::ListConstruct"
+    given = symbolic_helper._get_const(dim, "is", "dim") if is_list else integers(dim) or []
+    traced = g.original_node.inputsAt(0).type().sizes()
+    axes = given if traced is None else [axis for axis in given if traced and traced[axis] == 1]
+    return symbolic_helper._squeeze_helper(g, values, axes) if axes else values
 
 
 def _roll(g: Any, values: Any, shifts: Any, dims: Any) -> Any:

@@ -240,29 +240,30 @@ std::tuple<at::Tensor, at::Tensor> silu_product_backward(
   return {of_gate, of_x};
 }
 
-// Mean over the targets that are not `ignore`. For the backward it stores one number per row and their count, but not
-// the logarithms of all probabilities.
+// Mean over the targets that are not `ignore`. For the backward it stores two numbers per row and their count, but not
+// the logarithms of all probabilities. One number, the logarithm of the sum of the exponentials, would lose the sum
+// beside large values.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& x, const at::Tensor& target, int64_t ignore) {
   if (!plain(x)) {
     const auto [loss, total] = at::nll_loss_forward(at::log_softmax(x, -1), target, {}, at::Reduction::Mean, ignore);
-    return {loss, at::logsumexp(x, -1), total};
+    return {loss, at::empty({x.size(0), 2}, x.options()), total};
   }
   const int64_t rows = x.size(0), classes = x.size(1);
-  at::Tensor logarithms = at::empty({rows}, x.options());
+  at::Tensor levels = at::zeros({rows, 2}, x.options());
   at::Tensor losses = at::empty({rows}, x.options());
   const float* from = x.const_data_ptr<float>();
   const int64_t* wanted = target.const_data_ptr<int64_t>();
-  float* logarithm = logarithms.data_ptr<float>();
+  float* level = levels.data_ptr<float>();
   float* loss = losses.data_ptr<float>();
   at::parallel_for(0, rows, grain(classes), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       loss[row] = 0.0f;
-      logarithm[row] = 0.0f;
       if (wanted[row] == ignore) continue;
       TORCH_CHECK_INDEX(wanted[row] >= 0 && wanted[row] < classes, "Target ", wanted[row], " is out of bounds.");
       const Row found = exponential_sum(from + row * classes, classes);
-      logarithm[row] = found.largest + std::log(found.sum);
+      level[2 * row] = found.largest;
+      level[2 * row + 1] = 1.0f / found.sum;
       // This order avoids cancellation if the largest value is far from zero.
       loss[row] = (found.largest - from[row * classes + wanted[row]]) + std::log(found.sum);
     }
@@ -273,11 +274,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
     total += loss[row];
     counted += wanted[row] != ignore;
   }
-  return {at::scalar_tensor(total / counted, x.options()), logarithms, at::scalar_tensor(counted, x.options())};
+  return {at::scalar_tensor(total / counted, x.options()), levels, at::scalar_tensor(counted, x.options())};
 }
 
 at::Tensor cross_entropy_backward(
-    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& logarithms, const at::Tensor& total,
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& levels, const at::Tensor& total,
     const at::Tensor& target, int64_t ignore) {
   if (!plain(x)) {
     const at::Tensor log_p = at::log_softmax(x, -1);
@@ -287,7 +288,7 @@ at::Tensor cross_entropy_backward(
   const int64_t rows = x.size(0), classes = x.size(1);
   at::Tensor result = fresh_like(x);
   const float* from = x.const_data_ptr<float>();
-  const float* logarithm = logarithms.const_data_ptr<float>();
+  const float* level = levels.const_data_ptr<float>();
   const int64_t* wanted = target.const_data_ptr<int64_t>();
   float* to = result.data_ptr<float>();
   const float scale = grad.item<float>() / total.item<float>();
@@ -299,12 +300,11 @@ at::Tensor cross_entropy_backward(
         std::memset(line, 0, classes * sizeof(float));
         continue;
       }
+      const float top = level[2 * row], share = level[2 * row + 1] * scale;
       int64_t at = 0;
-      for (; at + kLanes <= classes; at += kLanes) {
-        store(line + at, exponential(load(source + at) - logarithm[row]) * scale);
-      }
+      for (; at + kLanes <= classes; at += kLanes) store(line + at, exponential(load(source + at) - top) * share);
       if (at < classes) {
-        store_part(line + at, exponential(load_part(source + at, classes - at) - logarithm[row]) * scale, classes - at);
+        store_part(line + at, exponential(load_part(source + at, classes - at) - top) * share, classes - at);
       }
       line[wanted[row]] -= scale;
     }

@@ -139,7 +139,7 @@ TORCH_LIBRARY(ortlaunch, library) {
       "-> (Tensor, Tensor, Tensor)");
   library.def("cross_entropy(Tensor x, Tensor target, int ignore) -> (Tensor, Tensor, Tensor)");
   library.def(
-      "cross_entropy_backward(Tensor grad, Tensor x, Tensor logarithms, Tensor total, Tensor target, int ignore) "
+      "cross_entropy_backward(Tensor grad, Tensor x, Tensor levels, Tensor total, Tensor target, int ignore) "
       "-> Tensor");
   library.def(
       "add_embedding_gradient(Tensor(a!) total, Tensor grad, Tensor indices, int padding) -> Tensor(a!)");

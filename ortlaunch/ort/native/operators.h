@@ -38,7 +38,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& x, const at::Tensor& target, int64_t ignore);
 at::Tensor cross_entropy_backward(
-    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& logarithms, const at::Tensor& total,
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& levels, const at::Tensor& total,
     const at::Tensor& target, int64_t ignore);
 
 // softmax(query @ key^T * scale + mask) @ value with dropout of the weights; the default scale is 1 / sqrt(E).

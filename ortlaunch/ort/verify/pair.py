@@ -12,7 +12,7 @@ import torch
 from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
-from ortlaunch.ort.mends.checkpoints import without_reentrance
+from ortlaunch.ort.mends.checkpoints import entered, without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
@@ -73,8 +73,12 @@ class Pair:
     def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
         """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
         self._state.restore()
-        with _as_in_training(), self._precision(), Reference() as reference:
+        with _as_in_training(), self._precision(), Reference() as reference, entered() as checkpoints:
             self._task.outputs(self._plain, copied(batch))
+        if checkpoints:
+            # Their second computation, in the backward, changes buffers too.
+            self._state.restore()
+            self._differentiate(batch)
         buffers = copied_buffers(self._plain)
         self._state.restore()
         return buffers, reference.dropped
@@ -87,23 +91,30 @@ class Pair:
                 return named_tensors(self._task.outputs(self._plain, copied(another if other else batch)))
 
         def step() -> NamedTensors:
-            leaves = {name: leaf for name, leaf in self._plain.named_parameters() if leaf.requires_grad}
-            one = copied(batch)
-            with same_random_numbers(), torch.enable_grad(), without_reentrance():
-                with self._precision(), Reference():
-                    outputs = self._task.outputs(self._plain, one)
-                loss = loss_of(outputs, one)
-                found: Any = [None] * len(leaves)
-                if leaves and loss.requires_grad:
-                    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            gradients = {f"gradient of {n}": one for n, one in zip(leaves, found, strict=True) if one is not None}
-            return {**named_tensors(outputs), "loss": loss.detach(), **gradients, **self._evaluated(batch)}
+            with same_random_numbers():
+                outputs, loss, found = self._differentiate(batch)
+            gradients = {f"gradient of {name}": one for name, one in found.items()}
+            return {**outputs, "loss": loss, **gradients, **self._evaluated(batch)}
 
         self._state.restore()
         try:
             return python_change(self._plain, forward, step, self._state.restore_buffers)
         finally:
             self._state.restore()
+
+    def _differentiate(self, batch: Batch) -> tuple[NamedTensors, torch.Tensor, NamedTensors]:
+        """Returns PyTorch's outputs, its loss and the gradients of the parameters that have one."""
+        leaves = {name: leaf for name, leaf in self._plain.named_parameters() if leaf.requires_grad}
+        one = copied(batch)
+        with torch.enable_grad(), without_reentrance():
+            with self._precision(), Reference():
+                outputs = self._task.outputs(self._plain, one)
+            loss = loss_of(outputs, one)
+            found: Any = [None] * len(leaves)
+            if leaves and loss.requires_grad:
+                found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = {name: one for name, one in zip(leaves, found, strict=True) if one is not None}
+        return named_tensors(outputs), loss.detach(), gradients
 
     def _evaluated(self, batch: Batch) -> NamedTensors:
         """Returns PyTorch's outputs in evaluation mode; none where the model does not run so."""
