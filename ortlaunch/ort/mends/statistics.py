@@ -147,7 +147,7 @@ def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tens
         statistics: mean and unbiased variance of the batch, [C] each, alternating.
     """
     for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
-        module = attrgetter(name)(model) if name else model
+        module: Any = attrgetter(name)(model) if name else model
         # A module's `__getattr__` takes as long as the arithmetic.
         moved = module._buffers
         if (count := moved["num_batches_tracked"]) is not None:
