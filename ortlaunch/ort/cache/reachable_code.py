@@ -18,7 +18,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from inspect import getmro
 from typing import Any, Protocol
 
 import torch
@@ -254,7 +254,7 @@ class ReachableCode:
         bases = {
             (id(base), is_made): base
             for cls, is_made in self._classes.values()
-            for base in chain(cls.__mro__, type(cls).__mro__)
+            for base in (*getmro(cls), *getmro(type(cls)))
         }
         grew = False
         for (_, is_made), base in bases.items():
