@@ -85,7 +85,7 @@ def check_run(*words: str, trainer: str = "ddp") -> None:
     [
         ("optimizer=sgd", ("optimizer=adamw", "optimizer=sgd", "ortlaunch export weights")),
         ("optimizer.decay_bias_and_norm=true", ("decay_bias_and_norm=false", "decay_bias_and_norm=true")),
-        ("train.steps=39", ("40 steps", "train.steps=39")),
+        ("train.steps=39", ("after step 40", "train.steps=39")),
     ],
 )
 def test_a_state_that_this_run_cannot_use_is_refused(word: str, parts: tuple[str, ...]) -> None:
