@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,16 +67,19 @@ class DdpEngine(TorchEngine):
         """Finds the parameters that a backward gives no gradient, before DDP gives them one."""
         self._may_leave_out = False
         given: set[int] = set()
-        hooks = [
-            one.register_post_accumulate_grad_hook(lambda parameter: given.add(id(parameter)))
-            for one in self._parameters
-        ]
+
+        def note(number: int, gradient: torch.Tensor | None) -> None:
+            # The hook is called without a gradient too.
+            if gradient is not None:
+                given.add(number)
+
+        hooks = [one.register_hook(partial(note, number)) for number, one in enumerate(self._parameters)]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        self._left_out = tuple(one for one in self._parameters if id(one) not in given)
+        self._left_out = tuple(one for number, one in enumerate(self._parameters) if number not in given)
 
     def _unused(self, text: str) -> str:
         """The parameters that DDP's error lists by their numbers."""
