@@ -281,7 +281,7 @@ def test_a_services_database_in_another_place_is_looked_at(tmp_path: Path, monke
     # Signs that mean something in SQLite's addresses.
     file = tmp_path / "a?b#c%41" / "serve.db"
     (line,) = service.service(file)
-    assert (line.level, line.mend) == (Level.error, None)
+    assert (line.level, line.fix) == (Level.error, None)
     assert "there is no such file" in line.text
     file.parent.mkdir()
     open_database(file).dispose()

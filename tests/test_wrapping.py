@@ -22,6 +22,7 @@ from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspee
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap, wrap_backend, wrap_trainer
+from tests.support.alone import alone
 
 WORKERS = Workers(0, 1, torch.device("cpu"), 2)
 TASK = Task(by_name=(), by_position=("x",))
@@ -30,12 +31,8 @@ TASK = Task(by_name=(), by_position=("x",))
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
     """A real group of one worker, so that DDP and DeepSpeed can be built."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}.items():
-            environment.setenv(name, value)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with alone():
         yield
-        dist.destroy_process_group()
 
 
 def config(*overrides: str) -> Config:

@@ -173,7 +173,7 @@ def test_doctor_says_what_this_python_cannot(monkeypatch: pytest.MonkeyPatch) ->
         (python,), (ort,) = stack.python(), stack.packages()
         assert python.level is Level.ok
         assert ("need 3.11" in python.text) == (version > (3, 11))
-        assert (ort.level, ort.mend) == (level, mend)
+        assert (ort.level, ort.fix) == (level, mend)
         assert "backend=eager by default" in ort.text
     monkeypatch.setattr(sys, "version_info", (3, 14, 0, "final", 0))
     (python,) = stack.python()

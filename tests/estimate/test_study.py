@@ -35,6 +35,7 @@ def test_a_micro_batch_far_from_the_probes_is_called_likely(
     words = ["model=gpt2_nano", "backend=ort", "trainer=single", "device=cpu", "train.batch_size=256"]
     study = cast(Any, object.__new__(Study))
     study._config = to_config(compose(words))
+    study._traces = SimpleNamespace(beside=0)
     study._possible = [study._config]
     study._request = SimpleNamespace(limit=limit * MIB, world_size=1)
     study._lines = {"ort": Line({size: {"step": (100 + 10 * size) * MIB} for size in (128, 256)})}

@@ -20,6 +20,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
     """The grid of mlp, in which ort with the largest micro-batch is the fastest and compile fails."""
     pretend_ort(monkeypatch)
     monkeypatch.setattr(tune_grids, "_FOLDER", tmp_path)
+    monkeypatch.setattr(tune_grids, "CLOSE_ROUNDS", ROUNDS)
     space = Grid.of("mlp").space
     cells = {}
     for cell in space.cells:
@@ -28,7 +29,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
         good = [Outcome("ok", 10.0, rate=rate * factor).to_json() for factor in (0.99, 1.0, 1.01)]
         bad = [Outcome("failed", 5.0, reason="made to fail").to_json()] * 3
         kept = bad if cell["backend"] == "compile" else good
-        cells[str(cell)] = [{**one, "trained_seconds": 3.0} for one in kept[:ROUNDS]]
+        cells[str(cell)] = [{**one, "trained_seconds": 3.0, "others": 0.0} for one in kept[:ROUNDS]]
     (tmp_path / "mlp.json").write_text(json.dumps({"cells": cells}))
     return Grid.of("mlp")
 
@@ -39,6 +40,26 @@ def test_what_is_missing_of_a_grid_is_known(grid: Grid) -> None:
     grid.measured[str(cell)].pop()
     assert list(grid.missing()) == [(ROUNDS - 1, cell)]
     assert len(grid.space.cells) <= MOST_CELLS
+
+
+def test_cells_near_the_best_have_further_rounds(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_grids, "CLOSE_ROUNDS", ROUNDS + 1)
+    missing = list(grid.missing())
+    assert {number for number, _ in missing} == {ROUNDS}
+    cells = [cell for _, cell in missing]
+    assert cells == grid.close()
+    assert grid.best() in cells
+    assert all(grid.score(cell) >= 0.9 * grid.score(grid.best()) for cell in cells)
+    assert len(cells) < len(grid.space.cells) / 4
+
+
+@pytest.mark.parametrize("facts", [{"others": 0.3}, {"trained_seconds": 0.02}])
+def test_a_trial_of_a_busy_machine_or_of_few_steps_is_measured_again(grid: Grid, facts: dict[str, float]) -> None:
+    kept = grid.measured[str(grid.best())]
+    kept[0].update(facts)
+    path = tune_grids._path("mlp")
+    path.write_text(json.dumps({"cells": grid.measured}))
+    assert list(Grid.of("mlp").missing()) == [(ROUNDS - 1, grid.best())]
 
 
 def test_a_replayed_search_finds_the_best_for_a_part_of_the_cost(grid: Grid) -> None:

@@ -40,7 +40,7 @@ def theirs(make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (run_dir / "export.json").write_text("{}")
     store = Store(run_dir / "checkpoints", keep=1)
     store.begin(4)
-    store.commit(4, {})
+    store.tidy(store.commit(4, {}))
     monkeypatch.syspath_prepend(tmp_path)
     return run_dir
 

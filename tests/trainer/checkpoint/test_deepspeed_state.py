@@ -18,17 +18,14 @@ from ortlaunch.models.task import Task
 from ortlaunch.trainer.checkpoint import deepspeed_state
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
+from tests.support.alone import alone
 
 
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
     """A real group of one worker."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}.items():
-            environment.setenv(name, value)
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with alone():
         yield
-        dist.destroy_process_group()
 
 
 def plain(tree: Any) -> Any:
@@ -65,6 +62,8 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
         usual()
 
     monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
+    for who in ("ours", "deepspeeds"):
+        (tmp_path / who).mkdir()
     deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(dist.group.WORLD)
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
