@@ -65,6 +65,8 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
         usual()
 
     monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
+    for who in ("ours", "deepspeeds"):
+        (tmp_path / who).mkdir()
     deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(dist.group.WORLD)
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
