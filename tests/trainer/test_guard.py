@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,9 +57,16 @@ def test_numbers_of_a_gpu_are_not_read(guard: Guard, monkeypatch: pytest.MonkeyP
     """Reading one would wait for the device at each step."""
     loss, finite = torch.ones((), requires_grad=True) * 2.0, torch.tensor(True)
     read: list[str] = []
+
+    def noted(name: str, usual: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def call(tensor: torch.Tensor) -> Any:
+            read.append(name)
+            return usual(tensor)
+
+        return call
+
     for name in ("__bool__", "item", "tolist"):
-        usual = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda one, name=name, usual=usual: (read.append(name), usual(one))[1])
+        monkeypatch.setattr(torch.Tensor, name, noted(name, getattr(torch.Tensor, name)))
     guard.watch(loss)
     guard.check_gradients(finite)
     assert read == (["item", "__bool__"] if guard.reads_values else [])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
@@ -49,7 +50,8 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     model = build_model(config.model)
     model.register_buffer("seen", torch.arange(3.0))
     next(model.parameters()).requires_grad_(False)
-    engine: Any = wrap_trainer(model, config, Workers(0, 1, torch.device("cpu"), 1), Task(("x",)))._engine
+    ours: Any = wrap_trainer(model, config, Workers(0, 1, torch.device("cpu"), 1), Task(("x",)))
+    engine, group = ours._engine, dist.distributed_c10d._get_default_group()
     gathered: list[int] = []
     usual = engine.optimizer.checkpoint_event_epilogue
     usual()  # As after a step.
@@ -64,15 +66,15 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
     for who in ("ours", "deepspeeds"):
         (tmp_path / who).mkdir()
-    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(dist.group.WORLD)
+    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(group)
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
     monkeypatch.setattr(deepspeed_state, "_left_gathered", lambda _engine: contextlib.nullcontext())
-    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False)(dist.group.WORLD)
+    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False)(group)
     assert gathered
-    ours, deepspeeds = (
+    files, deepspeeds = (
         {file.name: plain(torch.load(file, weights_only=False)) for file in sorted((tmp_path / who).rglob("*.pt"))}
         for who in ("ours", "deepspeeds")
     )
-    assert len(ours) == 2
-    assert ours == deepspeeds
+    assert len(files) == 2
+    assert files == deepspeeds
