@@ -8,7 +8,7 @@ has another truth value, a rate that a schedule lowers. With this guard, such a 
 from __future__ import annotations
 
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 """Tables of a module whose entries take part in its forward."""
 _trains = attrgetter("requires_grad")
+_values = methodcaller("values")
 
 _Names = list[tuple[torch.nn.Module, str]]
 
@@ -152,7 +153,7 @@ class ExportGuard:
         self._state = self._attributes()
         self._tables = [vars(module)[name] for module in modules for name in _TABLES]
         # The members are kept alive, so that their ids stay unique.
-        self._members = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._members = list(chain.from_iterable(map(_values, self._tables)))
         self._addresses = list(map(id, self._members))
         self._tensors = [member for member in self._members if isinstance(member, Tensor)]
         self._trained = self._trained_now()
@@ -164,7 +165,7 @@ class ExportGuard:
             is_same = self._attributes() == self._state
         except KeyError:
             return False
-        now = chain.from_iterable(map(dict.values, self._tables))
+        now = chain.from_iterable(map(_values, self._tables))
         return is_same and list(map(id, now)) == self._addresses and self._trained_now() == self._trained
 
     def _attributes(self) -> list[Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
