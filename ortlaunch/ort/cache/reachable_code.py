@@ -250,11 +250,10 @@ class ReachableCode:
 
     def _follow_classes(self) -> bool:
         # The class of a class gives it attributes, too. Most classes have the same bases, which are looked at once.
-        bases = {
-            (id(base), is_made): base
-            for cls, is_made in self._classes.values()
-            for base in (*cls.__mro__, *type(cls).__mro__)
-        }
+        bases: dict[tuple[int, bool], type] = {}
+        for cls, is_made in self._classes.values():
+            kind: type = type(cls)
+            bases |= {(id(base), is_made): base for base in (*cls.__mro__, *kind.__mro__)}
         grew = False
         for (_, is_made), base in bases.items():
             grew |= self._members(base, is_made=is_made)
