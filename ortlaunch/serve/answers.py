@@ -13,9 +13,9 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from ortlaunch.base.text import public_text
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.unfit import Unfit
+from ortlaunch.serve.unfit import Unavailable, Unfit
 
 _LOG = logging.getLogger(__name__)
 _MOST_PROBLEMS = 50

@@ -23,13 +23,14 @@ from sqlalchemy.exc import OperationalError
 from ortlaunch.base.text import printable
 from ortlaunch.run.identity import Process, is_alive, machine
 from ortlaunch.run.run import Run
-from ortlaunch.serve.actor import AT_ONCE, Actor, Refused, Unavailable
+from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.scheduling import Plan
 from ortlaunch.serve.queue.slots import Slots, gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Unavailable
 
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 1.0
@@ -357,4 +358,4 @@ def _is_too_long(job: Job) -> bool:
     """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
     if job.minutes is None or job.started is None or not job.slots:
         return False
-    return time.time() > job.started + 60 * job.minutes
+    return store.seconds_run(job, time.time()) > 60 * job.minutes

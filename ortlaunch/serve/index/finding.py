@@ -31,12 +31,17 @@ class Found:
     run_id: str
     place: str
     """The run folder; it is there if `has_folder`."""
-    has_folder: bool
+    is_indexed: bool
     job_id: str | None
     """The latest job of the run in the queue; None for a run from a command line."""
     owner: str
     """The name of the user of the service who may change it; empty if only administrators may."""
     unix_user: str
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the run folder is there. A run that the index does not have yet is looked for."""
+        return self.is_indexed or self.run.exists
 
     @property
     def run(self) -> Run:
@@ -46,6 +51,8 @@ class Found:
 
 def find(service: Service, asked: str) -> Found:
     """Returns the run that an id means: its key, its short id, or the id of its job in the queue.
+
+    It reads the database alone, and no run folder.
 
     Args:
         service: the service.
@@ -108,7 +115,7 @@ def _found(session: Session, place: str, *, is_shared: bool) -> Found:
         id=run.key if run is not None else job.run_key if job is not None else "",
         run_id=known.run_id,
         place=place,
-        has_folder=run is not None or Run(Path(place)).exists,
+        is_indexed=run is not None,
         job_id=job.id if job is not None else None,
         owner=owner,
         unix_user=job.unix_user if job is not None else known.unix_user,

@@ -95,7 +95,7 @@ async def following(channel: FileChannel, one: Client, position: int | None) -> 
 
 
 def channel_of(tail: FakeTail) -> FileChannel:
-    return FileChannel(tail, anyio.CapacityLimiter(4))
+    return FileChannel(tail, anyio.to_thread.run_sync)
 
 
 def test_a_channel_is_not_idle_while_somebody_is_on_the_way_to_it(tail: FakeTail) -> None:
