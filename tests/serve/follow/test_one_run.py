@@ -69,6 +69,22 @@ def test_the_details(viewer: TestClient, run_dir: Path) -> None:
     assert found["launcher"]["name"] == "local"
 
 
+@pytest.mark.parametrize("when", [1e300, 10**400, float("nan")])
+def test_numbers_that_nobody_can_show_break_no_page(viewer: TestClient, run_dir: Path, when: float) -> None:
+    (run_dir / "failures").mkdir()
+    failure = {"rank": 1, "host": "", "message": "it broke", "is_request": False, "time": when}
+    (run_dir / "failures" / "rank-1.json").write_text(json.dumps(failure))
+    checkpoint = run_dir / "checkpoints" / "step-00000100"
+    checkpoint.mkdir(parents=True)
+    sizes = {"a": {"size": 10**400}, "b": {"size": 7}}
+    (checkpoint / "manifest.json").write_text(json.dumps({"files": sizes}))
+    os.utime(checkpoint / "manifest.json", (4e9, 4e9))
+    found = get(viewer, "")
+    assert ([one["at"] for one in found["failures"]], [one["size"] for one in found["checkpoints"]]) == ([0.0], [7])
+    page = viewer.get("/runs/00aa00")
+    assert page.status_code == 200 and "it broke" in page.text
+
+
 def test_weights_that_were_exported_can_be_fetched(viewer: TestClient, run_dir: Path) -> None:
     for folder in ("weights-step-00000100", "weights-notes", "weights-.ssh"):
         (run_dir / folder).mkdir()
