@@ -64,7 +64,8 @@ def find(service: Service, asked: str) -> Found:
     with reading(service.engine) as session:
         places = _places(session, asked)
         if not places:
-            hint = "" if _is_id(asked) else ": a run is named here by its id, the first column of the list"
+            form = "such as 20260131-235959-1a2b3c, or by its last six letters"
+            hint = "" if _is_id(asked) else f": a run is named here by its id, {form}"
             raise HTTPException(404, f"there is no such run{hint}")
         if len(places) > 1:
             raise HTTPException(409, f"{asked} means {len(places)} runs: name one by its key, <date>-<time>-<id>")
