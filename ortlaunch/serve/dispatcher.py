@@ -44,6 +44,9 @@ _MOST_ATTEMPTS = 3
 _MOST_ASKED = 50
 """So many runs are looked at by one child, whose time is bounded."""
 
+_MOST_NOTED = 1000
+"""Tasks that may begin again are forgotten when there are more: each job has some, and a service runs for years."""
+
 _NOT_BEGUN = "stopped before it began"
 _UNREADABLE = "unknown"
 """The state of a run that cannot be read now."""
@@ -202,12 +205,16 @@ class Queue:
             except Exception:
                 _log.exception("%s %s", kind, about)
             finally:
-                self._again[key] = time.monotonic() + pause
+                with self._beginning:
+                    self._again[key] = time.monotonic() + pause
 
         # The thread that decides and those of requests come here.
         with self._beginning:
-            if not self._is_open or self._again.get(key, 0.0) > time.monotonic():
+            now = time.monotonic()
+            if not self._is_open or self._again.get(key, 0.0) > now:
                 return
+            if len(self._again) > _MOST_NOTED:
+                self._again = {one: when for one, when in self._again.items() if when > now}
             self._again[key] = float("inf")
             self._pool_of(unix_user, kind).submit(work)
 
