@@ -85,6 +85,16 @@ def test_numbers_that_nobody_can_show_break_no_page(viewer: TestClient, run_dir:
     assert page.status_code == 200 and "it broke" in page.text
 
 
+def test_files_whose_names_are_no_text_break_no_page(viewer: TestClient, run_dir: Path) -> None:
+    (run_dir / "logs" / "rank-0.log").write_text("x\n")
+    for name in (b"\xff.log", b"two\nlines.log", b"<b>.log"):
+        Path(os.fsdecode(os.fsencode(run_dir / "logs") + b"/" + name)).write_text("x")
+    names = [one["name"] for one in get(viewer, "")["files"] if one["name"].startswith("logs/")]
+    assert names == ["logs/<b>.log", "logs/rank-0.log"]
+    page = viewer.get("/runs/00aa00")
+    assert page.status_code == 200 and "/files/logs/%3Cb%3E.log" in page.text
+
+
 def test_weights_that_were_exported_can_be_fetched(viewer: TestClient, run_dir: Path) -> None:
     for folder in ("weights-step-00000100", "weights-notes", "weights-.ssh"):
         (run_dir / folder).mkdir()
