@@ -149,6 +149,18 @@ def test_the_configuration_hides_secrets_and_shows_what_differs(
     assert viewer.get("/api/runs/00aa00/config", params={"against": "00cc00"}).status_code == 404
 
 
+def test_names_of_curves_are_texts_without_secrets(viewer: TestClient, run_dir: Path) -> None:
+    values = {"train/\ud800": 1.5, "token=abcdefgh1": 2.5}
+    with (run_dir / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"event": "metrics", "t": 1_790_000_000_000, "step": 400, "values": values}) + "\n")
+    found = get(viewer, "/metrics")
+    assert {name: curve["values"] for name, curve in found["curves"].items() if name in ("train/?", "token=***")} == {
+        "train/?": [1.5],
+        "token=***": [2.5],
+    }
+    assert set(get(viewer, "")["metrics"]) == set(found["names"]) and "train/?" in found["names"]
+
+
 def test_curves_are_thinned_and_keep_their_peaks(viewer: TestClient, run_dir: Path) -> None:
     with Run(run_dir).journal() as journal:
         for step in range(101, 6000):
