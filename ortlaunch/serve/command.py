@@ -29,6 +29,8 @@ NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvi
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
 _ROOT_SECONDS = 5.0
+_DEAF_SECONDS = 300
+"""A connection that takes nothing for so long is ended."""
 _DESCRIPTION = """\
 Start the service: a page and an API in which several people submit, queue, follow, stop and compare runs.
 
@@ -223,6 +225,9 @@ def _bound(settings: Settings) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The connections have it from this socket: one whose client reads nothing could not be closed otherwise, since
+        # what was sent before is still on its way.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAF_SECONDS * 1000)
         bound.bind(address)
         bound.listen()  # A browser that opens the address at once waits, instead of being refused.
     except OSError as error:

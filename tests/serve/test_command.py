@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import pytest
 from sqlalchemy import text
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.serve import database
+from ortlaunch.serve import command, database
 from ortlaunch.serve.database import open_database
+from ortlaunch.serve.settings import Settings
 from tests.support.certificates import new_key, self_signed
 from tests.support.cli import answer, ortlaunch
 from tests.support.service import PASSWORD, Server, cookie_of, start
@@ -171,6 +173,13 @@ def test_a_database_that_is_not_ours_stays_as_it_is(tmp_path: Path, made: list[s
     assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_client_that_reads_nothing_keeps_no_connection_for_ever() -> None:
+    with command._bound(Settings(port=0)) as bound, socket.create_connection(bound.getsockname()):
+        connection, _ = bound.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
 
 
 def test_requests_wait_for_no_connection_while_many_are_at_work(tmp_path: Path) -> None:
