@@ -182,7 +182,7 @@ def test_a_database_that_cannot_be_used_now_is_an_answer(
     monkeypatch.setattr(f"ortlaunch.serve.{place}", full)
     answer = viewer.get(path, headers={"Accept": "text/html"})
     assert answer.status_code == 503
-    assert "the service cannot use its database now: database or disk is full" in answer.text
+    assert "he service cannot use its database now: database or disk is full" in answer.text
     assert "SELECT" not in answer.text
 
 
