@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.text import public_text
@@ -15,7 +16,7 @@ from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import MEMORY, RATES
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 _BARS = 20
 _LEGEND = 20
@@ -42,24 +43,33 @@ def figure_of(comparison: Comparison, curves: Curves) -> Figure:
 
     groups = _with_bars(comparison)[:_BARS]
     bars = [metric for metric in _BAR_TITLES if any(group.mean(metric) is not None for _, group in groups)]
-    panels = len(bars) + len(curves.metrics)
-    rows = max(1, (panels + 1) // 2)
-    legend = min(len(curves.runs), _LEGEND) * 0.2
+    colours = _colours(len(comparison.groups))
     bar_height = max(3.2, 0.32 * len(groups) + 1.2)
-    heights = [bar_height if row * 2 < len(bars) else 3.6 for row in range(rows)]
+    # Each in a part of its own: beside the long names of the bars the curves would be narrow.
+    parts: list[tuple[float, list[str], Callable[[Any, str], None]]] = [
+        (bar_height, bars, lambda axis, metric: _draw_bars(axis, metric, groups, colours)),
+        (3.6, list(curves.metrics), lambda axis, metric: _draw_curves(axis, metric, curves, colours)),
+    ]
+    shown = [(height * ((len(metrics) + 1) // 2), metrics, draw) for height, metrics, draw in parts if metrics]
+    heights = [height for height, _, _ in shown] or [1.0]
+    legend = min(len(curves.runs), _LEGEND) * 0.2
     figure = Figure(figsize=(13, sum(heights) + legend + 0.6), layout="constrained", dpi=100)
     FigureCanvasAgg(figure)
     figure.suptitle(_title(comparison), parse_math=False, fontsize=12)
-    axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False, height_ratios=heights).flat)
-    colours = _colours(len(comparison.groups))
-    for axis, metric in zip(axes, bars, strict=False):
-        _draw_bars(axis, metric, groups, colours)
-    for axis, metric in zip(axes[len(bars) :], curves.metrics, strict=False):
-        _draw_curves(axis, metric, curves, colours)
-    for axis in axes[panels:]:
-        axis.set_visible(False)
+    places = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
+    for place, (_, metrics, draw) in zip(places, shown, strict=False):
+        for axis, metric in zip(_panels(place, len(metrics)), metrics, strict=True):
+            draw(axis, metric)
     _legend(figure, curves, colours)
     return figure
+
+
+def _panels(part: SubFigure, count: int) -> list[Any]:
+    """Returns so many axes, in two columns."""
+    axes: list[Any] = list(part.subplots((count + 1) // 2, 2, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return axes[:count]
 
 
 def _with_bars(comparison: Comparison) -> list[tuple[int, Group]]:
@@ -114,6 +124,7 @@ def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours:
     axis.set_yticklabels([_short(group.label) for _, group in shown], parse_math=False, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(left=0)
+    axis.xaxis.set_major_formatter(_tick)
     axis.set_title(_BAR_TITLES[metric], fontsize=10)
     axis.grid(axis="x", alpha=0.3)
 
@@ -137,11 +148,18 @@ def _draw_curves(axis: Any, metric: str, curves: Curves, colours: list[Any]) -> 
         axis.plot(steps, values, style, color=colours[drawn.group], linewidth=1.3, marker=alone, markersize=3)
     axis.set_title(TITLES[metric], fontsize=10)
     axis.set_xlabel("step", fontsize=9)
+    for direction in (axis.xaxis, axis.yaxis):
+        direction.set_major_formatter(_tick)
     axis.margins(y=0.1)
     if metric != "train/loss":
         # Some space above keeps nearly constant values, such as memory, off the edge.
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
     axis.grid(alpha=0.3)
+
+
+def _tick(value: float, _place: int | None = None) -> str:
+    """A number on an axis, grouped like those beside the bars."""
+    return f"{value:,.10g}"
 
 
 def _repeat(curves: Curves, run: int) -> int:

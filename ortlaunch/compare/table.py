@@ -13,6 +13,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
 
+OTHER_BASELINE = "; another by --baseline RUN"
 _LISTED = 3
 _MANY_VALUES = 6
 
@@ -82,7 +83,7 @@ def baseline_line(comparison: Comparison, *, each: bool) -> str:
 def reason_lines(comparison: Comparison) -> list[str]:
     """Says why this is the baseline and how to choose another; empty if the user named it or there is no other."""
     has_choice = comparison.why and len(comparison.rows) > 1
-    return [f"baseline: {public_text(comparison.why)}; another by --baseline RUN"] if has_choice else []
+    return [f"baseline: {public_text(comparison.why)}{OTHER_BASELINE}"] if has_choice else []
 
 
 def repeats_line(comparison: Comparison, *, each: bool) -> str:

@@ -62,7 +62,7 @@ def _database(path: Path, installed: str) -> Line:
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         text = f"{installed}; others can read {path}"
         return Line("service", Level.error, text, f"chmod 600 {shlex.quote(str(path))}")
-    with exclusive(path.with_name("serve.lock")) as free:
+    with exclusive(path.with_suffix(".lock")) as free:
         state = "no service runs on" if free else "a service runs on"
     return Line("service", Level.ok, f"{installed}; {state} {path}")
 

@@ -31,7 +31,8 @@ _LARGEST = 4 << 20
 _DEEPEST = 100
 _DEEP = re.compile(r"^ {100}|(?:[-?:]\s+){50}", re.M)
 """What a text may have that is nested more than 100 times without brackets."""
-_ALIAS = re.compile(r"(?:^|\s|[\[{,])\*\w", re.M)
+_ALIAS = re.compile(r"\*[\w-]")
+"""What may be an alias: in brackets one may follow a colon, and its name may begin with a dash."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:

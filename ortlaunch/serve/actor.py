@@ -26,6 +26,7 @@ from ortlaunch.base.text import printable
 from ortlaunch.base.user import account_name
 from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Unavailable
 from ortlaunch.serve.unix_users import listed_users
 
 _SECONDS = 60.0
@@ -70,10 +71,6 @@ class Refused(Exception):
         super().__init__(message)
         self.message = message
         self.key = key
-
-
-class Unavailable(Exception):
-    """The child gave no answer: it took too long, was killed, or could not be started."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from ortlaunch.base.text import public_text
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.base.text import printable, public_text
+from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.unfit import Unfit
+from ortlaunch.serve.unfit import Unavailable, Unfit
 
 _LOG = logging.getLogger(__name__)
 _MOST_PROBLEMS = 50
@@ -31,7 +31,11 @@ def problems(
         status: the HTTP status.
         headers: further headers.
     """
-    shown = [{"key": key, "message": public_text(message)} for key, message in found[:_MOST_PROBLEMS]]
+    # A key may be one that was sent, with what is no text and could not be sent back.
+    shown = [
+        {"key": None if key is None else printable(key), "message": public_text(message)}
+        for key, message in found[:_MOST_PROBLEMS]
+    ]
     return JSONResponse({"problems": shown}, status, headers)
 
 

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 import ortlaunch
 from ortlaunch.serve import answers, api, pages
 from ortlaunch.serve.access import Caller, Role, needs, require_roles
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.answers import malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
@@ -33,7 +33,7 @@ from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
-from ortlaunch.serve.unfit import Unfit
+from ortlaunch.serve.unfit import Unavailable, Unfit
 
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",

@@ -17,6 +17,7 @@ from ortlaunch.serve.rounds import FAST_SECONDS, SLOW_SECONDS, pace, until_round
 from ortlaunch.serve.tails import Piece, Tail
 
 _LOG = logging.getLogger(__name__)
+InThread = Callable[..., Awaitable[Any]]
 _BEHIND_BYTES = 64 * 1024
 """So much that was not read yet is read at once, and less with the next look."""
 _QUIET_SECONDS = 30.0
@@ -34,16 +35,16 @@ _FRESH_SECONDS = 10.0
 class FileChannel:
     """One file, read by one task for all who follow it."""
 
-    def __init__(self, tail: Tail, readers: anyio.CapacityLimiter) -> None:
+    def __init__(self, tail: Tail, in_thread: InThread) -> None:
         """
         Args:
             tail: the file.
-            readers: the threads that read files.
+            in_thread: calls a function that reads the file, with what it takes.
         """
         self.left_at = time.monotonic()
         """When the last browser left."""
         self._tail = tail
-        self._readers = readers
+        self._in_thread = in_thread
         self._position = 0
         """All who follow have got the file up to here."""
         self._piece = Piece(None, 0, None)
@@ -120,7 +121,7 @@ class FileChannel:
         """
         if position is not None and self._is_working:
             return position
-        end = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
+        end: int = await self._in_thread(self._tail.end)
         if not self._is_working:
             self._position = end
             self._task = asyncio.get_running_loop().create_task(self._work())
@@ -199,7 +200,8 @@ class FileChannel:
             client.push(event, topic, str(self._position), is_patient=is_patient)
 
     async def _read(self, at: int, until: int | None = None) -> Piece:
-        return await anyio.to_thread.run_sync(self._tail.read, at, until, limiter=self._readers)
+        piece: Piece = await self._in_thread(self._tail.read, at, until)
+        return piece
 
 
 class ListChannel:

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,6 +28,9 @@ NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvi
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
+_ROOT_SECONDS = 5.0
+_DEAF_SECONDS = 300
+"""A connection that takes nothing for so long is ended."""
 _DESCRIPTION = """\
 Start the service: a page and an API in which several people submit, queue, follow, stop and compare runs.
 
@@ -117,8 +121,29 @@ def check(settings: Settings) -> None:
     if settings.oidc_issuer is not None or settings.oidc_client is not None:
         _check_provider(settings)
     for root in settings.further_roots:
-        if not root.is_dir():
+        is_folder = _is_folder(root)
+        if is_folder is None:
+            say(
+                f"ortlaunch serve: --root {root} does not answer, as when a file server hangs: its runs are shown later"
+            )
+        elif not is_folder:
             raise RequestError(f"serve: --root {root}: there is no such folder")
+
+
+def _is_folder(root: Path) -> bool | None:
+    """Whether a run root is a folder; None if nothing answers soon. The service starts for the other roots then."""
+    found: list[bool] = []
+
+    def look() -> None:
+        try:
+            found.append(root.is_dir())
+        except OSError:
+            found.append(False)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_ROOT_SECONDS)
+    return found[0] if found else None
 
 
 def _check_certificate(certificate: Path, key: Path) -> None:
@@ -169,7 +194,7 @@ def _serve(settings: Settings) -> int:
     from ortlaunch.serve.app import make_app
 
     settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with exclusive(settings.database.with_name("serve.lock")) as mine:
+    with exclusive(settings.lock_file) as mine:
         if not mine:
             raise RequestError(f"serve: another service uses {settings.database} (name another one with --database)")
         bound = _bound(settings)
@@ -200,6 +225,9 @@ def _bound(settings: Settings) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The connections have it from this socket: one whose client reads nothing could not be closed otherwise, since
+        # what was sent before is still on its way.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAF_SECONDS * 1000)
         bound.bind(address)
         bound.listen()  # A browser that opens the address at once waits, instead of being refused.
     except OSError as error:

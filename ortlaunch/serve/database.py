@@ -53,9 +53,12 @@ def open_database(path: Path) -> Engine:
 
     Raises:
         RequestError: it is on a network file system, others can write it, it is no database, or it was written by
-            another version.
+            another version or another program. The file is then as it was.
     """
     _require_local(path)
+    for module in TABLE_MODULES:
+        importlib.import_module(module)
+    _require_ours(path)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # SQLite would make the file with the umask's mode; its journals take the mode of the file.
@@ -65,15 +68,16 @@ def open_database(path: Path) -> Engine:
         raise RequestError(f"serve: the database {path} cannot be opened: {error.strerror}") from None
     # Who can write the folder can put another database there, with users of their own.
     require_own(path.parent, path, use="serve")
-    for module in TABLE_MODULES:
-        importlib.import_module(module)
     engine = create_engine(
-        URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False}
+        URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
+        # Each thread has one at most. A bound would let requests wait for each other while the database is locked.
+        max_overflow=-1,
     )
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     try:
-        _make_tables(engine, path)
+        _make_tables(engine)
     except DatabaseError as error:
         engine.dispose()
         raise RequestError(f"serve: {path} cannot be used as a database: {error.orig}") from None
@@ -103,18 +107,50 @@ def schema_version(path: Path) -> int:
     Raises:
         sqlite3.DatabaseError: it is no database.
     """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+    with closing(_opened_to_read(path)) as connection:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _make_tables(engine: Engine, path: Path) -> None:
-    with engine.execution_options(**{_WRITES: True}).begin() as connection:
-        found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-        if found not in (0, VERSION):
+def _opened_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=_BUSY_SECONDS, uri=True)
+
+
+def _require_ours(path: Path) -> None:
+    """Refuses a database that is not ours, before anything is changed in it, such as its mode or its journal.
+
+    A program such as MLflow has a table `runs` too.
+    """
+    try:
+        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+            return
+        with closing(_opened_to_read(path)) as connection:
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+            columns = {
+                name: {row[1] for row in connection.execute(f"PRAGMA table_info({table.name})")}
+                for name, table in Base.metadata.tables.items()
+                if name in tables
+            }
+    except (OSError, sqlite3.Error) as error:
+        raise RequestError(f"serve: {path} cannot be used as a database: {error}") from None
+    other = "name another file with --database"
+    if version not in (0, VERSION):
+        raise RequestError(
+            f"serve: {path} has tables of version {version}, this ortlaunch has version {VERSION}: "
+            f"start the ortlaunch that wrote it, or {other}"
+        )
+    if version == 0 and tables:
+        raise RequestError(f"serve: {path} is the database of another program ({min(tables)}, …): {other}")
+    for name, found in columns.items():
+        if missing := [one.name for one in Base.metadata.tables[name].columns if one.name not in found]:
             raise RequestError(
-                f"serve: {path} has tables of version {found}, this ortlaunch has version {VERSION}: "
-                "start the ortlaunch that wrote it, or name another file with --database"
+                f"serve: the table {name} of {path} lacks {', '.join(missing)}: an ortlaunch from before the first "
+                f"release has made it, or another program. Start that one, or {other}"
             )
+
+
+def _make_tables(engine: Engine) -> None:
+    with engine.execution_options(**{_WRITES: True}).begin() as connection:
         Base.metadata.create_all(connection)
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 

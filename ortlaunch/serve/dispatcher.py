@@ -23,13 +23,14 @@ from sqlalchemy.exc import OperationalError
 from ortlaunch.base.text import printable
 from ortlaunch.run.identity import Process, is_alive, machine
 from ortlaunch.run.run import Run
-from ortlaunch.serve.actor import AT_ONCE, Actor, Refused, Unavailable
+from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.scheduling import Plan
 from ortlaunch.serve.queue.slots import Slots, gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Unavailable
 
 _log = logging.getLogger(__name__)
 _ROUND_SECONDS = 1.0
@@ -42,6 +43,9 @@ _STOP_SECONDS = 30.0
 _MOST_ATTEMPTS = 3
 _MOST_ASKED = 50
 """So many runs are looked at by one child, whose time is bounded."""
+
+_MOST_NOTED = 1000
+"""Tasks that may begin again are forgotten when there are more: each job has some, and a service runs for years."""
 
 _NOT_BEGUN = "stopped before it began"
 _UNREADABLE = "unknown"
@@ -201,12 +205,16 @@ class Queue:
             except Exception:
                 _log.exception("%s %s", kind, about)
             finally:
-                self._again[key] = time.monotonic() + pause
+                with self._beginning:
+                    self._again[key] = time.monotonic() + pause
 
         # The thread that decides and those of requests come here.
         with self._beginning:
-            if not self._is_open or self._again.get(key, 0.0) > time.monotonic():
+            now = time.monotonic()
+            if not self._is_open or self._again.get(key, 0.0) > now:
                 return
+            if len(self._again) > _MOST_NOTED:
+                self._again = {one: when for one, when in self._again.items() if when > now}
             self._again[key] = float("inf")
             self._pool_of(unix_user, kind).submit(work)
 
@@ -357,4 +365,4 @@ def _is_too_long(job: Job) -> bool:
     """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
     if job.minutes is None or job.started is None or not job.slots:
         return False
-    return time.time() > job.started + 60 * job.minutes
+    return store.seconds_run(job, time.time()) > 60 * job.minutes

@@ -31,6 +31,16 @@ Kind = Literal["integer", "number", "flag", "choice", "text", "lines"]
 
 CHOICES = "choices"
 """The group of the fields that choose an option of a config group."""
+_MEANINGS = {
+    "model": "The model that is trained.",
+    "data": "What it is trained on.",
+    "backend": "What computes it: ONNX Runtime, torch.compile or PyTorch as it is.",
+    "trainer": "How several workers train one model.",
+    "optimizer": "What makes a step of the gradients.",
+    "scheduler": "How the learning rate changes over the steps.",
+    "launcher": "Where it runs: on this machine or on a cluster.",
+    "tracking": "Where the record of the run is sent.",
+}
 PROFILE_OF_SLURM = "launcher/slurm_profile"
 _OF_ONE_START = frozenset(
     ["launcher.dry_run", "launcher.run", "launcher.node_rank", "launcher.master_addr", "launcher.master_port"]
@@ -169,12 +179,12 @@ def _choices() -> Iterator[Field]:
     for group in ("model", *GROUPS):
         options = group_options("model") if group == "model" else list(schemas_of(group))
         optional = group in OPTIONAL_GROUPS
-        meaning = texts_of(Config).get(group, "") or f"the option of the group {group}"
+        meaning = texts_of(Config).get(group) or _MEANINGS.get(group) or f"The option of the group `{group}`."
         yield Field(
             group, CHOICES, "choice", defaults.get(group), meaning, Role.runner, optional, choices=tuple(options)
         )
     profiles = tuple(sorted(slurm_profiles()))
-    yield Field(PROFILE_OF_SLURM, CHOICES, "choice", "none", "the cluster's profile", Role.runner, choices=profiles)
+    yield Field(PROFILE_OF_SLURM, CHOICES, "choice", "none", "The cluster's profile.", Role.runner, choices=profiles)
 
 
 def _of_node(node: type[Any], prefix: str, group: str, option: str | None) -> Iterator[Field]:

@@ -27,7 +27,7 @@ def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:
         waiting = store.in_states(session, JobState.WAITING)
         shares = store.shares(session, now)
     for job in holding:
-        shares[job.owner] = shares.get(job.owner, 0.0) + len(job.taken) * (now - (job.started or now))
+        shares[job.owner] = shares.get(job.owner, 0.0) + len(job.taken) * store.seconds_run(job, now)
     waiting.sort(key=lambda job: (places.get(job.id, len(places) + 1), job.number))
     return {
         "paused": set_by_admins.paused,

@@ -9,6 +9,7 @@ from fastapi import Request
 from sqlalchemy import Engine
 
 from ortlaunch.serve.limits import Limits
+from ortlaunch.serve.readers import Readers
 from ortlaunch.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class Service:
     settings: Settings
     engine: Engine
     limits: Limits = field(default_factory=Limits)
+    readers: Readers = field(default_factory=Readers)
+    """The threads of the requests that read run folders."""
     provider: Provider | None = None
     """Who vouches for people beside their passwords."""
     actor: Any = None

@@ -52,6 +52,11 @@ class Settings:
         return self.database_path or self.root.absolute() / ".serve" / "serve.db"
 
     @property
+    def lock_file(self) -> Path:
+        """The file that the service of this database holds locked."""
+        return self.database.with_suffix(".lock")
+
+    @property
     def unix_users(self) -> Path:
         """The list of the Unix users for whom the service may act; see `ortlaunch.serve.unix_users`."""
         return self.database.with_name("unix_users")

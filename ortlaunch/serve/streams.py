@@ -26,6 +26,7 @@ from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
+from ortlaunch.serve.readers import Readers
 from ortlaunch.serve.rounds import Rounds
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
@@ -38,8 +39,6 @@ MOST_STREAMS = 12
 """Streams of one user. A browser needs one, whatever the number of its tabs."""
 _ASK_SECONDS = 2.0
 """How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
-_READERS = 8
-"""Threads that read files. A file system that hangs holds these, and nothing else of the service."""
 _NEWEST_JOBS = 100
 """So many of the latest jobs are looked at though they may be over."""
 _MOST_ROWS = 200
@@ -65,7 +64,7 @@ class Streams:
         self._clients: set[Client] = set()
         self._rounds = Rounds(lambda: len(self._clients))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers = anyio.CapacityLimiter(_READERS)
+        self._readers = Readers()
         self._watcher: asyncio.Task[None] | None = None
         self._jobs: dict[str, tuple[object, ...]] = {}
         """The open jobs as they were told last, by their run folders; for the index's thread."""
@@ -118,13 +117,14 @@ class Streams:
 
     async def _follow_file(self, topic: str, found: tuple[str, Tail], client: Client, position: str | None) -> None:
         key, tail = found
+        place = key.partition(" ")[2]
         at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
         # Nothing is awaited from here until `follow` has begun: the channel could be closed as idle meanwhile.
         channel = self._files.get(key)
         if channel is None:
-            channel = self._files[key] = FileChannel(tail, self._readers)
+            channel = self._files[key] = FileChannel(tail, partial(self._readers.call, place))
         # After it has joined: a change that comes while a client catches up is told to those who have.
-        joined = partial(self._say_row, client, channel, key.partition(" ")[2]) if tail.event == "run" else None
+        joined = partial(self._say_row, client, channel, place) if tail.event == "run" else None
         await channel.follow(client, topic, at, joined)
 
     async def _say_row(self, client: Client, channel: FileChannel, place: str) -> None:

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ortlaunch.base.text import public_text
 from ortlaunch.run.events import Ended, Event, Measured, Rewound
 from ortlaunch.run.journal import decoded_lines
 from ortlaunch.run.run import Run
 from ortlaunch.serve.follow.beneath import identity, open_beneath
+from ortlaunch.serve.follow.curves import MetricNames
 from ortlaunch.serve.follow.logs import clean, read_after, whole_lines
 
 PIECE_BYTES = 256 * 1024
 """The largest piece. The text of an event has some more, for its quotes and line breaks."""
-_LONGEST_METRIC_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -128,21 +127,15 @@ class JournalTail(FileTail):
         """Returns the points, the step that training went back to, and how the run ended."""
         points: dict[str, list[tuple[int, float | None]]] = {}
         told: dict[str, Any] = {}
-        names = _Names()
+        names = MetricNames()
         for event in decoded_lines(lines):
             _take(event, names, points, told)
         return {"row": None, "points": points, **told} if points or told else None
 
 
-class _Names(dict[str, str]):
-    """How metrics are called outside. Each name is looked at once: a piece has thousands of points of a few names."""
-
-    def __missing__(self, name: str) -> str:
-        shown = self[name] = public_text(name[:_LONGEST_METRIC_NAME])
-        return shown
-
-
-def _take(event: Event, names: _Names, points: dict[str, list[tuple[int, float | None]]], told: dict[str, Any]) -> None:
+def _take(
+    event: Event, names: MetricNames, points: dict[str, list[tuple[int, float | None]]], told: dict[str, Any]
+) -> None:
     match event:
         case Measured():
             for name, value in event.values.items():

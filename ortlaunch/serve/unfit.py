@@ -1,4 +1,4 @@
-"""The error of a request that cannot be done as it is."""
+"""The errors of requests that cannot be done as they are, or not now."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Unfit(Exception):
     def __init__(self, *problems: Problem) -> None:
         super().__init__("; ".join(one.message for one in problems))
         self.problems = problems
+
+
+class Unavailable(Exception):
+    """There is no answer now: a child took too long, was killed or could not be started, or a file server hangs."""
 
 
 def unfit(message: str, key: str | None = None) -> Unfit:

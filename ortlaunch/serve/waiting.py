@@ -1,6 +1,7 @@
-"""Routes that wait for a child wait in threads of their own, so that looking at runs never waits behind them.
+"""Routes that wait for a child or a file server wait in threads of their own, so that nothing else waits with them.
 
-One person has a few of these threads at a time. What takes minutes has others than what takes a second.
+For children one person has a few of these threads at a time; what takes minutes has others than what takes a second.
+For reading run folders each run root has some.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from ortlaunch.serve.access import Caller
+from ortlaunch.serve.index.finding import find
+from ortlaunch.serve.readers import SECONDS
+from ortlaunch.serve.service import Service
 
 _SHORT, _LONG = 16, 8
 """Threads for all people."""
@@ -34,6 +38,23 @@ async def in_thread(caller: Caller, function: Callable[..., _T], *words: Any, is
     async with _limiter(caller.user_id, is_long=is_long, most=_OF_ONE):
         limiter = _limiter(None, is_long=is_long, most=_LONG if is_long else _SHORT)
         return await to_thread.run_sync(function, *words, limiter=limiter)
+
+
+async def reading_run(service: Service, asked: str, function: Callable[..., _T], *words: Any) -> _T:
+    """Calls a function that reads the folder of a run.
+
+    Args:
+        service: the service.
+        asked: the run's id.
+        function: the function.
+        *words: what it takes.
+
+    Raises:
+        HTTPException: there is no such run.
+        Unavailable: the run root does not answer.
+    """
+    found = await to_thread.run_sync(find, service, asked)
+    return await service.readers.call(found.place, function, *words, seconds=SECONDS)
 
 
 def _limiter(user_id: int | None, *, is_long: bool, most: int) -> CapacityLimiter:

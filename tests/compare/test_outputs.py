@@ -165,6 +165,25 @@ def test_a_curve_that_never_changes_does_not_lie_on_the_pictures_edge() -> None:
     assert low == 0 and 0.46 < high < 0.6
 
 
+def test_long_names_beside_the_bars_leave_the_curves_their_width_and_numbers_are_grouped() -> None:
+    metrics = ("throughput/tokens_per_second", "train/loss")
+    rows = [
+        RunRow("n" * 46, f"{number:032x}", "FINISHED", tokens_per_second_median=rate, curves=metrics)
+        for number, rate in enumerate((11_000.0, 12_000.0))
+    ]
+    drawn = [Drawn(row, f"{number} a", number) for number, row in enumerate(rows)]
+    points = [(step, float(step), 10_000.0 + step) for step in range(0, 9000, 1000)]
+    curves = [Curve(metric, number, points) for metric in metrics for number in range(2)]
+    figure = figure_of(compared(rows, rows[0].run_id, "u"), Curves(drawn, curves, 0))
+    figure.canvas.draw()
+    (bars, *plots) = (axis for axis in figure.axes if axis.get_visible())
+    assert len(plots) == 2
+    for axis in plots:
+        assert axis.get_window_extent().width > 0.4 * figure.bbox.width
+    for axis in (bars.xaxis, plots[0].yaxis):
+        assert "10,000" in [label.get_text() for label in axis.get_ticklabels()]
+
+
 def test_runs_without_figures_take_no_room_in_the_picture() -> None:
     rows = [RunRow("base", "0" * 32, "FINISHED", tokens_per_second_median=1.0, curves=("train/loss",))]
     rows += [RunRow(f"failed-{number}", f"{number:032x}", "FAILED") for number in range(1, 30)]

@@ -114,6 +114,8 @@ def test_json_raises_only_what_readers_expect(tmp_path: Path) -> None:
         ("- " * 100_000, "nested too deeply"),
         ("a:\n" + "".join(f"{' ' * depth}a:\n" for depth in range(1, 400)), "nested too deeply"),
         ("a: &a [1]\nb: [*a, *a]", "it has aliases"),
+        ("a: &-a [1]\nb: [*-a, *-a]", "it has aliases"),
+        ('{"a": &a [1], "b":*a}', "it has aliases"),
         ("a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
         ("x: " + "y" * (5 << 20), "larger than"),
         ("a: \xff", "cannot be read"),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
+from sqlalchemy import text
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.serve import database
+from ortlaunch.serve import command, database
 from ortlaunch.serve.database import open_database
+from ortlaunch.serve.settings import Settings
 from tests.support.certificates import new_key, self_signed
 from tests.support.cli import answer, ortlaunch
 from tests.support.service import PASSWORD, Server, cookie_of, start
@@ -142,3 +145,47 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_text("not a database, but long enough to be looked at as one\n" * 100)
     with pytest.raises(RequestError, match="cannot be used as a database"):
         open_database(path)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (
+            ["CREATE TABLE alembic_version (version_num)", "CREATE TABLE runs (run_uuid)"],
+            "another program .alembic_ver",
+        ),
+        (
+            [f"PRAGMA user_version = {database.VERSION}", "CREATE TABLE runs (place, key)"],
+            "table runs .* lacks run_id, ",
+        ),
+    ],
+    ids=["of another program", "older tables"],
+)
+def test_a_database_that_is_not_ours_stays_as_it_is(tmp_path: Path, made: list[str], words: str) -> None:
+    path = tmp_path / "mlruns.db"
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in made:
+            connection.execute(statement)
+    path.chmod(0o644)
+    before = path.read_bytes()
+    with pytest.raises(RequestError, match=words):
+        open_database(path)
+    assert path.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_client_that_reads_nothing_keeps_no_connection_for_ever() -> None:
+    with command._bound(Settings(port=0)) as bound, socket.create_connection(bound.getsockname()):
+        connection, _ = bound.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+
+
+def test_requests_wait_for_no_connection_while_many_are_at_work(tmp_path: Path) -> None:
+    """As while the database is locked, when each thread that writes waits for ten seconds."""
+    engine = open_database(tmp_path / "serve.db")
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(database.reading(engine)).execute(text("SELECT 1"))
+    engine.dispose()

@@ -114,6 +114,12 @@ def test_a_refusal_names_its_key_and_makes_no_job(desk: Desk, body: Any, key: st
     assert desk.jobs() == []
 
 
+def test_a_key_that_is_no_text_is_refused(desk: Desk) -> None:
+    headers = {**desk.tokens["rob"], "Content-Type": "application/json"}
+    answer = desk.inside.client().post("/api/runs", content=rb'{"keys": {"\ud800": 1}}', headers=headers)
+    assert (answer.status_code, [one["key"] for one in answer.json()["problems"]]) == (422, ["?"])
+
+
 def test_somebody_without_a_unix_user_submits_nothing(desk: Desk) -> None:
     desk.tokens["nora"] = desk.inside.token("nora", Role.runner)
     answer = desk.ask("nora", "POST", "/api/runs", STEPS)

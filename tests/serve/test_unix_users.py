@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.user import name_of
-from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
+from ortlaunch.serve.actor import Actor, Refused, own_user
+from ortlaunch.serve.unfit import Unavailable
 
 
 def test_a_list_that_others_may_write_is_refused_with_the_reason(tmp_path: Path) -> None:

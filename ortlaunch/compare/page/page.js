@@ -2,7 +2,7 @@
 // Draws the data that the page contains; it loads nothing else.
 (() => {
   const data = JSON.parse(document.getElementById("curves").textContent);
-  const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#a3a000", "#17a2b8"];
+  const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#8c8900", "#17a2b8"];
   const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
   const plots = [];
 
@@ -17,10 +17,27 @@
     return size >= 1000 && size < 1e9 ? Math.round(value).toLocaleString("en-US") : value.toExponential(2);
   };
 
+  // As many digits as the step of the axis has, so that no two numbers are written alike.
+  const ticks = (values, step) => {
+    const most = Math.max(...values.map(Math.abs));
+    if (most >= 1e9 || (most > 0 && most < 0.001)) {
+      const digits = Math.min(9, Math.max(0, Math.ceil(Math.log10(most / step))));
+      return values.map((value) => (value === 0 ? "0" : value.toExponential(digits)));
+    }
+    let digits = 0;
+    while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+    return values.map((value) => value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  };
+
+  const room = (u, labels) => Math.max(44, 18 + 7 * Math.max(0, ...(labels || []).map((one) => one.length)));
+
+  // Steps are whole numbers.
+  const STEPS = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+
   const axis = (label) => ({
     label, labelSize: 22, stroke: () => themed("--faint"), font: "12px system-ui, sans-serif",
     labelFont: "12px system-ui, sans-serif", grid: { stroke: () => themed("--line"), width: 1 },
-    ticks: { stroke: () => themed("--line"), width: 1 },
+    ticks: { stroke: () => themed("--line"), width: 1 }, values: (u, splits, at, space, step) => ticks(splits, step),
   });
 
   // Shows the value of the nearest curve at the pointer.
@@ -105,8 +122,10 @@
       },
       scales: { x: { time: false }, y: { range: (u, low, high) => bounds(low, high, plot.fromZero) } },
       axes: [
-        { ...axis(over === "steps" ? "step" : "seconds since the start of the run"), size: 34 },
-        { ...axis(""), labelSize: 0, size: 64, values: (u, splits) => splits.map(number) },
+        over === "steps"
+          ? { ...axis("step"), size: 34, incrs: STEPS }
+          : { ...axis("seconds since the start of the run"), size: 34 },
+        { ...axis(""), labelSize: 0, size: room },
       ],
       series: [{}, ...series],
       plugins: [tip(plot, over === "steps" ? "step" : "second")],

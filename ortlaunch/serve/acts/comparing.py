@@ -14,7 +14,7 @@ from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, read_curves
 from ortlaunch.compare.page import plot_data
 from ortlaunch.compare.reading import opened
-from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
+from ortlaunch.compare.table import OTHER_BASELINE, baseline_line, difference_columns, reason_lines, repeats_line
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking, sqlite_path
 
@@ -55,7 +55,8 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
 def _facts(comparison: Comparison) -> list[str]:
     each = not comparison.has_repeats
     facts = [baseline_line(comparison, each=each), *reason_lines(comparison), repeats_line(comparison, each=each)]
-    return [public_text(fact) for fact in (*facts, *comparison.notes)]
+    # Nobody has options here.
+    return [public_text(fact.removesuffix(OTHER_BASELINE)) for fact in (*facts, *comparison.notes)]
 
 
 def _table(columns: list[Column]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
@@ -24,7 +26,7 @@ from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
 from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
 from ortlaunch.serve.service import Service, service_of
-from ortlaunch.serve.waiting import in_thread
+from ortlaunch.serve.waiting import in_thread, reading_run
 
 router = APIRouter()
 Shared = Annotated[Service, Depends(service_of)]
@@ -54,13 +56,13 @@ def facets(service: Shared, caller: Viewer) -> Facets:
 
 
 @router.get("/api/runs/{id}")
-def run_detail(service: Shared, caller: Viewer, id: str) -> Detail:
+async def run_detail(service: Shared, caller: Viewer, id: str) -> Detail:
     """One run. `id` is its key, its short id or the id of its job in the queue."""
-    return follow.run_detail(service, caller, id)
+    return await reading_run(service, id, follow.run_detail, service, caller, id)
 
 
 @router.get("/api/runs/{id}/metrics")
-def run_metrics(
+async def run_metrics(
     service: Shared,
     caller: Viewer,
     id: str,
@@ -71,11 +73,12 @@ def run_metrics(
 
     `names` has commas between the metrics; without it the first forty come.
     """
-    return follow.run_metrics(service, caller, id, [name for name in names.split(",") if name], points)
+    wanted = [name for name in names.split(",") if name]
+    return await reading_run(service, id, follow.run_metrics, service, caller, id, wanted, points)
 
 
 @router.get("/api/runs/{id}/logs/{rank}")
-def run_log(
+async def run_log(
     service: Shared,
     caller: Viewer,
     id: str,
@@ -86,22 +89,42 @@ def run_log(
 ) -> LogPart:
     """Whole lines of a log from a byte on; a negative `offset` counts from the end. With `search` the lines that have
     the word, from `offset` on."""
-    return follow.run_log(service, caller, id, rank, offset=offset, limit=limit, word=search)
+    read = partial(follow.run_log, offset=offset, limit=limit, word=search)
+    return await reading_run(service, id, read, service, caller, id, rank)
 
 
 @router.get("/api/runs/{id}/config")
-def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
+async def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
     """The configuration of a run, without secrets, and how that of the run `against` differs."""
-    return follow.run_config(service, caller, id, against or None)
+    settings = await reading_run(service, id, follow.run_settings, service, id)
+    other = await reading_run(service, against, follow.run_settings, service, against) if against else None
+    return await to_thread.run_sync(follow.configuration, settings, other)
 
 
 @router.get("/api/runs/{id}/files/{name:path}", response_class=StreamingResponse)
-def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingResponse:
+async def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingResponse:
     """A file of a run, to be saved: a record, a log, a failure, weights, an exported graph or a checkpoint's file.
 
     What workers wrote is not searched for secrets here, so it is for the owner and for administrators.
     """
-    found = found_run(service, id)
+    place, file, size = await reading_run(service, id, _opened, service, caller, id, name)
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
+        "Content-Length": str(size),
+    }
+    content = _content(partial(service.readers.call, place), file, size, lambda: still_allowed(service, caller))
+    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/api/compare")
+async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
+    """The comparison of some runs, as `ortlaunch compare` makes it. `ids` has commas between the runs."""
+    return await in_thread(caller, compared, service, caller, ids, is_long=True)
+
+
+def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[str, BinaryIO, int]:
+    """Opens a file of a run; returns the run folder, the file and its size."""
+    found = found_run(service, asked)
     run = found.run
     raw = {one.name for one in (run.logs, run.failures, run.stacks, run.journal_file)}
     if name.partition("/")[0] in raw and not may_change(caller, found.owner):
@@ -112,32 +135,32 @@ def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingRe
         file = open_beneath(run.path, name)
     except OSError:
         raise HTTPException(404, "the run has no such file, or it cannot be read") from None
-    size = os.fstat(file.fileno()).st_size
-    headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
-        "Content-Length": str(size),
-    }
-    content = _content(file, size, lambda: still_allowed(service, caller))
-    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+    return found.place, file, os.fstat(file.fileno()).st_size
 
 
-@router.get("/api/compare")
-async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
-    """The comparison of some runs, as `ortlaunch compare` makes it. `ids` has commas between the runs."""
-    return await in_thread(caller, compared, service, caller, ids, is_long=True)
-
-
-def _content(file: BinaryIO, size: int, may_go_on: Callable[[], bool]) -> Iterator[bytes]:
+async def _content(
+    in_thread: Callable[..., Awaitable[Any]], file: BinaryIO, size: int, may_go_on: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     """The bytes that a file has now; what is appended while it is sent would not fit the length that was told.
 
     It ends early, which the client sees by the length, when the token was revoked or the session has ended.
     """
     asked = time.monotonic()
-    with file:
-        while size > 0 and (block := file.read(min(_BLOCK, size))):
+    is_being_read = False
+    try:
+        while size > 0:
+            is_being_read = True
+            block = await in_thread(file.read, min(_BLOCK, size))
+            is_being_read = False
+            if not block:
+                return
             if time.monotonic() - asked >= _ASK_SECONDS:
-                if not may_go_on():
+                if not await to_thread.run_sync(may_go_on):
                     return
                 asked = time.monotonic()
             size -= len(block)
             yield block
+    finally:
+        # Closing it would wait for a read that hangs. That thread drops the file when it ends, which closes it too.
+        if not is_being_read:
+            file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fastapi import HTTPException
 
@@ -135,20 +136,28 @@ def run_log(
         raise HTTPException(404, "the run has no such log, or it cannot be read") from None
 
 
-def run_config(service: Service, caller: Caller, asked: str, against: str | None = None) -> Configuration:
-    """Returns a run's configuration, and how that of another run differs.
+def run_settings(service: Service, asked: str) -> dict[str, Any]:
+    """Returns a run's configuration, without secrets.
 
     Raises:
         HTTPException: there is no such run.
-        Unfit: a configuration cannot be read.
+        Unfit: its configuration cannot be read.
     """
     run = found_run(service, asked).run
-    other = found_run(service, against).run if against else None
     try:
-        settings = settings_of(run)
-        differ = None if other is None else differences(settings, settings_of(other))
+        return settings_of(run)
     except RequestError as error:
         raise unfit(str(error), None) from error
+
+
+def configuration(settings: dict[str, Any], other: dict[str, Any] | None) -> Configuration:
+    """Returns a run's configuration, and how that of another run differs.
+
+    Args:
+        settings: from `run_settings`.
+        other: that of the other run.
+    """
+    differ = None if other is None else differences(settings, other)
     return {"text": text_of(settings), "differences": differ}
 
 

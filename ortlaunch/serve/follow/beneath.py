@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _MOST_ENTRIES = 2000
 """Entries of a folder that are looked at."""
+_MOST_NAMES = 50_000
+"""Names of a folder that are read, of which the first ones are looked at: somebody may have made millions."""
 
 
 def open_beneath(folder: Path | str, name: Path | str) -> BinaryIO:
@@ -74,6 +77,8 @@ def read_beneath(folder: Path | str, name: Path | str, largest: int = LARGEST) -
 def files_beneath(folder: Path | str, name: Path | str = "") -> dict[str, os.stat_result]:
     """Returns the plain files in a folder beneath a run folder, by their names; none where there is no such folder.
 
+    Names that nobody can type, such as those that are not UTF-8, are left out.
+
     Args:
         folder: the run folder.
         name: the folder's path relative to it; empty for the run folder itself.
@@ -98,7 +103,10 @@ def _entries(folder: Path | str, name: str) -> dict[str, os.stat_result]:
         return {}
     found: dict[str, os.stat_result] = {}
     try:
-        for entry in sorted(os.listdir(at))[:_MOST_ENTRIES]:  # noqa: PTH208 (a descriptor, no path)
+        with os.scandir(at) as listed:
+            names = [entry.name for entry in islice(listed, _MOST_NAMES)]
+        # Neither JSON nor the address of a file can hold a name that is not UTF-8, and a page not one with line breaks.
+        for entry in sorted(filter(str.isprintable, names))[:_MOST_ENTRIES]:
             if (one := _stat(entry, at)) is not None:
                 found[entry] = one
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -83,7 +83,7 @@ def differences(settings: dict[str, Any], other: dict[str, Any]) -> list[Differe
     ]
 
 
-@cache
+@lru_cache(maxsize=64)
 def _defaults(choices: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The default of each key, as the configuration is recorded, with these options chosen."""
     nodes: dict[str, Any] = {"model": ModelConfig}

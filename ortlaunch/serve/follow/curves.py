@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ortlaunch.base.text import public_text
 from ortlaunch.run.events import Measured
 from ortlaunch.run.journal import read_chunk
 from ortlaunch.run.run import Run
@@ -29,6 +30,19 @@ _MOST_CURVES = 500
 _MOST_RUNS = 64
 """Runs whose curves are kept: with twenty curves each about 25 MB."""
 _CHUNK = 1 << 20
+_LONGEST_NAME = 200
+_MOST_NAMES = 1000
+"""Names that are kept, so that a journal of very many takes no memory for them."""
+
+
+class MetricNames(dict[str, str]):
+    """How metrics are called outside. Each name is looked at once: a journal has thousands of points of a few names."""
+
+    def __missing__(self, name: str) -> str:
+        shown = public_text(name[:_LONGEST_NAME])
+        if len(self) < _MOST_NAMES:
+            self[name] = shown
+        return shown
 
 
 class Thinned:
@@ -118,6 +132,7 @@ class RunCurves:
 
     offset: int = 0
     curves: dict[str, Thinned] = field(default_factory=dict)
+    names: MetricNames = field(default_factory=MetricNames)
     file: tuple[int, ...] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -138,7 +153,8 @@ class RunCurves:
 
     def _take(self, events: Iterable[Measured]) -> None:
         for event in events:
-            for name, value in event.values.items():
+            for journalled, value in event.values.items():
+                name = self.names[journalled]
                 curve = self.curves.get(name)
                 if curve is None:
                     if len(self.curves) >= _MOST_CURVES:

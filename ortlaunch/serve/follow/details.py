@@ -14,6 +14,7 @@ from ortlaunch.base.secrets import redacted
 from ortlaunch.base.text import public_text
 from ortlaunch.run import failure, goodput
 from ortlaunch.run.checkpoints import META, step_of
+from ortlaunch.run.events import is_count
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.journal import iterate
 from ortlaunch.run.manifest import NAME as MANIFEST
@@ -41,6 +42,8 @@ _LARGEST_ACCOUNT = 32 << 20
 """Of a run that goes on, the account is made from a journal up to this size."""
 _PARTS = ("productive", "startup", "evaluation", "checkpoint", "lost", "down", "other", "wall")
 _LONGEST_MESSAGE = 8000
+_LATEST = 253_402_300_800
+"""The year 10000, in seconds since the epoch."""
 _DEEPEST = 3
 """Folders of a checkpoint within each other."""
 
@@ -133,7 +136,7 @@ def _size(run: Run, place: str) -> int:
     if not isinstance(listed, dict):
         return _written(run, place)
     sizes = [one.get("size") for one in listed.values() if isinstance(one, dict)]
-    return sum(size for size in sizes if isinstance(size, int))
+    return sum(size for size in sizes if is_count(size) and size >= 0)
 
 
 def _written(run: Run, place: str, depth: int = 0) -> int:
@@ -193,7 +196,8 @@ def _failures(run: Run, record: Record | None) -> list[FailureShape]:
         one = failure.parsed(_json(run, f"{run.failures.name}/{name}"))
         if one is not None:
             message = "\n".join(public_text(line) for line in one.message[-_LONGEST_MESSAGE:].splitlines())
-            at = one.time if math.isfinite(one.time) else 0.0
+            # A whole number may be too large for a float.
+            at = one.time if 0 <= one.time < _LATEST else 0.0
             found.append({"rank": one.rank, "host": public_text(one.host), "message": message, "at": at})
     if not found and record is not None and record.state.failure:
         at = (record.state.ended_at or record.state.last or 0) / 1000

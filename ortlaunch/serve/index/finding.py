@@ -31,12 +31,17 @@ class Found:
     run_id: str
     place: str
     """The run folder; it is there if `has_folder`."""
-    has_folder: bool
+    is_indexed: bool
     job_id: str | None
     """The latest job of the run in the queue; None for a run from a command line."""
     owner: str
     """The name of the user of the service who may change it; empty if only administrators may."""
     unix_user: str
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the run folder is there. A run that the index does not have yet is looked for."""
+        return self.is_indexed or self.run.exists
 
     @property
     def run(self) -> Run:
@@ -46,6 +51,8 @@ class Found:
 
 def find(service: Service, asked: str) -> Found:
     """Returns the run that an id means: its key, its short id, or the id of its job in the queue.
+
+    It reads the database alone, and no run folder.
 
     Args:
         service: the service.
@@ -57,7 +64,8 @@ def find(service: Service, asked: str) -> Found:
     with reading(service.engine) as session:
         places = _places(session, asked)
         if not places:
-            hint = "" if _is_id(asked) else ": a run is named here by its id, the first column of the list"
+            form = "such as 20260131-235959-1a2b3c, or by its last six letters"
+            hint = "" if _is_id(asked) else f": a run is named here by its id, {form}"
             raise HTTPException(404, f"there is no such run{hint}")
         if len(places) > 1:
             raise HTTPException(409, f"{asked} means {len(places)} runs: name one by its key, <date>-<time>-<id>")
@@ -108,7 +116,7 @@ def _found(session: Session, place: str, *, is_shared: bool) -> Found:
         id=run.key if run is not None else job.run_key if job is not None else "",
         run_id=known.run_id,
         place=place,
-        has_folder=run is not None or Run(Path(place)).exists,
+        is_indexed=run is not None,
         job_id=job.id if job is not None else None,
         owner=owner,
         unix_user=job.unix_user if job is not None else known.unix_user,

@@ -1,10 +1,10 @@
-"""Finds the run folders below the run roots, and those that have changed since the last look."""
+"""Finds the run folders below a run root, and those that have changed since the last look."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +31,11 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Folders:
-    """The run folders below the roots. Links are not followed: they could lead to what is not a run."""
+    """The run folders below a root. Links are not followed: they could lead to what is not a run."""
 
-    roots: Iterable[Path]
+    root: Path
+    others: frozenset[str] = frozenset()
+    """Further run roots. They may lie below this one, and are looked at by themselves."""
     known: dict[str, Stamp] = field(default_factory=dict)
     """All run folders, by their paths."""
     _experiments: dict[str, int] = field(default_factory=dict)
@@ -41,11 +43,15 @@ class Folders:
     _whole_at: float = -_WHOLE_SECONDS
 
     def look(self) -> bool:
-        """Brings `known` up to date; returns whether something may have changed."""
+        """Brings `known` up to date; returns whether something may have changed.
+
+        Raises:
+            OSError: the root cannot be read.
+        """
         whole = time.monotonic() - self._whole_at >= _WHOLE_SECONDS
         if whole:
             self._whole_at = time.monotonic()
-        experiments = {place: changed for root in self.roots for place, changed in experiments_below(root)}
+        experiments = dict(experiments_below(self.root, self.others))
         stale = {place for place, changed in experiments.items() if whole or self._experiments.get(place) != changed}
         gone = self._experiments.keys() - experiments.keys()
         if not stale and not gone:
@@ -57,12 +63,19 @@ class Folders:
         return True
 
 
-def experiments_below(root: Path) -> Iterator[tuple[str, int]]:
+def experiments_below(root: Path, others: frozenset[str] = frozenset()) -> Iterator[tuple[str, int]]:
     """Yields the folders below a run root that may hold run folders, with their modification times.
 
     These are ``ROOT/<experiment>``, and ``ROOT/<user>/<experiment>`` where the folder belongs to the user of its name.
+
+    Args:
+        root: the run root.
+        others: further run roots, which are left out.
+
+    Raises:
+        OSError: the root cannot be read, for example because its file server is away. Its runs are still there then.
     """
-    for entry, stamp in _folders(str(root)):
+    for entry, stamp in _folders(str(root), others, is_root=True):
         yield entry.path, stamp.changed
         if entry.name == name_of(stamp.user):
             yield from ((inner.path, found.changed) for inner, found in _folders(entry.path))
@@ -72,14 +85,23 @@ def _runs_in(experiment: str) -> Iterator[tuple[str, Stamp]]:
     return ((entry.path, stamp) for entry, stamp in _folders(experiment) if has_runs_name(entry.name))
 
 
-def _folders(place: str) -> Iterator[tuple[os.DirEntry[str], Stamp]]:
-    """Yields the folders in a folder, without hidden ones, such as those of the service."""
+def _folders(
+    place: str, others: frozenset[str] = frozenset(), *, is_root: bool = False
+) -> Iterator[tuple[os.DirEntry[str], Stamp]]:
+    """Yields the folders in a folder, without hidden ones, such as those of the service, and without `others`."""
     try:
         with os.scandir(place) as entries:
             found = [entry for entry in entries if not entry.name.startswith(".") and _is_text(entry.name)]
+    except FileNotFoundError:
+        return
     except OSError:
+        if is_root:
+            raise
         return
     for entry in found:
+        # Not even asked about: a root may be on a file server that hangs.
+        if entry.path in others:
+            continue
         try:
             if entry.is_dir(follow_symlinks=False):
                 stat = entry.stat(follow_symlinks=False)

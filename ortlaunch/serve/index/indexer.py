@@ -1,4 +1,4 @@
-"""Keeps the index up to date: one thread looks at the run folders, however many people look at the pages.
+"""Keeps the index up to date: one thread looks at the folders of each run root, however many look at the pages.
 
 Each second the folders of new runs and those of runs that go on are looked at; every ten seconds all of them. A run
 that is over is read once: what continues it changes its folder's modification time, as for `ortlaunch jobs`.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, Row, delete, insert, select
+from sqlalchemy import Engine, Row, delete, func, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -29,7 +29,7 @@ from ortlaunch.serve.queue.tables import Job, JobState
 _LOG = logging.getLogger(__name__)
 _PASS_SECONDS = 1.0
 _SHARE = 0.1
-"""The most of one core that the thread takes, so that many runs make it slower and nothing else."""
+"""The most of one core that all threads take, so that many runs make them slower and nothing else."""
 _LONGEST_PAUSE = 10.0
 """However much work a pass was, the next one comes after so long."""
 _JUDGE_SECONDS = 5.0
@@ -39,9 +39,11 @@ _UNKNOWN_SECONDS = 60.0
 _AGAIN_SECONDS = 60.0
 """A folder that could not be taken into the index is tried again after so long, or when it has changed."""
 _BATCH = 100
+_STOP_SECONDS = 5.0
+"""How long the end of the service waits for the threads."""
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """What the index has about a run."""
 
     changed: int
@@ -58,13 +60,22 @@ class Change(NamedTuple):
     """The keys of the runs whose folders are gone."""
 
 
-class Index:
-    """The index of the run folders below some roots."""
+class RootIndex:
+    """The index of the run folders below one root."""
 
-    def __init__(self, engine: Engine, roots: Iterable[Path]) -> None:
+    def __init__(self, engine: Engine, root: Path, others: Iterable[Path] = (), share: float = _SHARE) -> None:
+        """
+        Args:
+            engine: the database.
+            root: the run root.
+            others: further run roots; those below this one have an index of their own.
+            share: the most of one core that its thread takes.
+        """
+        self.root = root.absolute()
         self._engine = engine
-        self._folders = Folders([root.absolute() for root in roots])
-        self._known: dict[str, _Known] = {}
+        self._folders = Folders(self.root, frozenset(str(other.absolute()) for other in others))
+        self._share = share
+        self._known: dict[str, Known] = {}
         self._read_at: dict[str, tuple[float, tuple[int, ...]]] = {}
         """When the run of a folder that goes on was read last, and how the folder looked then."""
         self._is_behind = True
@@ -86,33 +97,37 @@ class Index:
         """Seconds since the folders were looked at."""
         return time.monotonic() - self._looked_at
 
-    def start(self) -> None:
-        """Starts the thread."""
-        self._take_known()
+    def start(self, known: Mapping[str, Known]) -> None:
+        """Starts the thread.
+
+        Args:
+            known: what the database has about the runs below this root, by their folders.
+        """
+        self._known = dict(known)
         self._stopping.clear()
         self._thread = threading.Thread(target=self._work, name="index", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Asks the thread to end."""
         self._stopping.set()
+
+    def join(self, seconds: float) -> None:
+        """Waits until the thread has ended. One that waits for a file server is left behind."""
         if self._thread is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=max(0.0, seconds))
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Calls a function after each pass, in the index's thread."""
         self._listeners.append(listener)
 
-    def rebuild(self) -> int:
-        """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
-        with self._lock, writing(self._engine) as session:
-            session.execute(delete(IndexedRun))
+    def forget(self) -> None:
+        """Forgets what it has read, because the table was emptied."""
+        with self._lock:
             self._known.clear()
             self._read_at.clear()
             self._left_out.clear()
             self._is_behind = True
-        self.refresh()
-        return len(self._known)
 
     def refresh(self) -> None:
         """Looks at the run folders once, and brings the index up to date."""
@@ -132,23 +147,21 @@ class Index:
             listener(change)
 
     def _work(self) -> None:
+        is_failing = False
         while not self._stopping.is_set():
             # A pass that waits, for a scheduler or a file server, takes nothing from anybody.
             began = time.thread_time()
             try:
                 self.refresh()
-            except Exception:
-                # A full disk or a locked database passes.
-                _LOG.exception("the index of the runs could not be brought up to date")
+                is_failing = False
+            except Exception as error:
+                # A full disk, a locked database or a file server that is away passes. It is told once, not each second.
+                if not is_failing:
+                    trace = None if isinstance(error, OSError) else error
+                    _LOG.error("the runs below %s cannot be looked at: %s", self.root, error, exc_info=trace)
+                is_failing = True
             worked = time.thread_time() - began
-            self._stopping.wait(_pause(worked) if self.passes > 1 else _PASS_SECONDS)
-
-    def _take_known(self) -> None:
-        with reading(self._engine) as session:
-            rows = session.execute(
-                select(IndexedRun.place, IndexedRun.changed, IndexedRun.is_over, IndexedRun.state)
-            ).all()
-        self._known = {place: _Known(changed, is_over, state) for place, changed, is_over, state in rows}
+            self._stopping.wait(_pause(worked, self._share) if self.passes > 1 else _PASS_SECONDS)
 
     def _take_look(self) -> tuple[str, ...]:
         """Takes what was found below the roots; forgets the runs whose folders are gone, and returns their keys."""
@@ -220,7 +233,7 @@ class Index:
             deliveries.note_ends(session, [one for one in found if self._has_ended(one)])
         for one in found:
             values = one.values
-            self._known[one.place] = _Known(values["changed"], values["is_over"], values["state"])
+            self._known[one.place] = Known(values["changed"], values["is_over"], values["state"])
             if values["is_over"]:
                 self._read_at.pop(one.place, None)
         return changed
@@ -246,9 +259,94 @@ class Index:
         return tuple(keys)
 
 
-def _pause(worked: float) -> float:
-    """Seconds until the next pass, after one that took so many seconds of a core."""
-    return min(_LONGEST_PAUSE, max(_PASS_SECONDS, worked / _SHARE))
+class Index:
+    """The index of the run folders below some roots. A root whose file server hangs keeps no other from being read."""
+
+    def __init__(self, engine: Engine, roots: Iterable[Path]) -> None:
+        found = list(dict.fromkeys(root.absolute() for root in roots))
+        self.roots = [RootIndex(engine, root, found, _SHARE / len(found)) for root in found]
+        self._engine = engine
+        self._telling = threading.Lock()
+
+    @property
+    def passes(self) -> int:
+        """How often the folders of every root were looked at."""
+        return min(one.passes for one in self.roots)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the folders of every root were looked at."""
+        return max(one.age for one in self.roots)
+
+    def late(self, seconds: float) -> dict[str, float]:
+        """Returns the roots that no look has ended at for longer than this, with the seconds since the last one."""
+        return {str(one.root): one.age for one in self.roots if one.age > seconds}
+
+    def start(self) -> None:
+        """Starts a thread for each root."""
+        known = self._known()
+        for one in self.roots:
+            one.start(known.get(str(one.root), {}))
+
+    def stop(self) -> None:
+        """Ends the threads."""
+        for one in self.roots:
+            one.stop()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for one in self.roots:
+            one.join(deadline - time.monotonic())
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Calls a function after each look at the folders of a root, in the thread of that root; one at a time."""
+
+        def tell(change: Change) -> None:
+            with self._telling:
+                listener(change)
+
+        for one in self.roots:
+            one.listen(tell)
+
+    def refresh(self) -> None:
+        """Looks at the run folders once, and brings the index up to date."""
+        for one in self.roots:
+            one.refresh()
+
+    def rebuild(self) -> int:
+        """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
+        with writing(self._engine) as session:
+            session.execute(delete(IndexedRun))
+        for one in self.roots:
+            one.forget()
+        self.refresh()
+        with reading(self._engine) as session:
+            return session.scalar(select(func.count()).select_from(IndexedRun)) or 0
+
+    def _known(self) -> dict[str, dict[str, Known]]:
+        """What the database has, by roots. Runs below none of them, which an earlier start had, are forgotten."""
+        columns = (IndexedRun.place, IndexedRun.changed, IndexedRun.is_over, IndexedRun.state)
+        with reading(self._engine) as session:
+            rows = session.execute(select(*columns)).all()
+        found: dict[str, dict[str, Known]] = {}
+        strangers: list[str] = []
+        # The longest one first: a root may lie below another one.
+        roots = sorted((str(one.root) for one in self.roots), key=len, reverse=True)
+        for place, changed, is_over, state in rows:
+            root = next((root for root in roots if place.startswith(f"{root.rstrip('/')}/")), None)
+            if root is None:
+                strangers.append(place)
+            else:
+                found.setdefault(root, {})[place] = Known(changed, is_over, state)
+        if strangers:
+            with writing(self._engine) as session:
+                for start in range(0, len(strangers), _BATCH):
+                    part = strangers[start : start + _BATCH]
+                    session.execute(delete(IndexedRun).where(IndexedRun.place.in_(part)))
+        return found
+
+
+def _pause(worked: float, share: float) -> float:
+    """Seconds until the next pass, after one that took so many seconds of a core, for this share of it."""
+    return min(_LONGEST_PAUSE, max(_PASS_SECONDS, worked / share))
 
 
 def _write(session: Session, found: list[Reading]) -> set[str]:

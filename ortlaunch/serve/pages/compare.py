@@ -8,14 +8,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
 from ortlaunch.serve.access import Caller, Role, needs
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.comparison import compared, runs_of
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
-from ortlaunch.serve.unfit import Unfit
+from ortlaunch.serve.unfit import Unavailable, Unfit
 from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter(include_in_schema=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +45,7 @@ def render(request: Request, template: str, caller: Caller | None, **values: Any
         # Also for a session that is over: its cookie is still sent, with the login too.
         "csrf": csrf_token(request.headers),
         "shared_account": service.settings.shared_account,
-        "index_age": service.runs.age if service.runs.age > _LATE_SECONDS else None,
+        "late_roots": service.runs.late(_LATE_SECONDS),
     }
     return HTMLResponse(_environment().get_template(template).render({**known, **values}))
 
@@ -66,7 +68,9 @@ def _environment() -> Environment:
     environment.filters |= {
         "plain": plain,
         "number": number,
+        "count": count,
         "duration": duration,
+        "facts": facts,
         "meaning": meaning,
         "moment": moment,
         "size": size,
@@ -102,13 +106,20 @@ def number(value: float | None) -> str:
     return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
+def count(value: int | None) -> str:
+    """A number of things with all its digits, as `format.js` writes it."""
+    return "\N{EN DASH}" if value is None else f"{value:,}"
+
+
 def duration(seconds: float | None) -> str:
-    """A time span in its two largest units, as `format.js` writes it."""
+    """A time span in its two largest units, as `format.js` writes it; from ten minutes on without seconds."""
     if seconds is None:
         return "\N{EN DASH}"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60} s"
     if whole < 3600:
         return f"{whole // 60} min"
     if whole < 86400:
@@ -116,11 +127,36 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def facts(text: str) -> str:
+    """What the audit has beside an action, as words and values; as it is where it is no whole JSON, because it was cut.
+
+    The values are looked at one by one: as one text, ``"keys": {…}`` would count as a secret whole.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return ", ".join(_facts(found)) if isinstance(found, dict) else text
+
+
+def _facts(found: dict[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from _facts(value)
+        elif value is not None:
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield f"{name} {shown}"
+
+
 def moment(seconds: float | None) -> Markup:
     """A time as a `time` element; the page writes it in the reader's own zone."""
     if not seconds:
         return Markup("\N{EN DASH}")
-    at = datetime.fromtimestamp(seconds, UTC)
+    try:
+        at = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        # A clock that was wrong, or a run folder that somebody has named so.
+        return Markup("\N{EN DASH}")
     return Markup('<time datetime="{}">{} UTC</time>').format(
         at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M")
     )

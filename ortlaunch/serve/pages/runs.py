@@ -16,6 +16,7 @@ from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.limits import MOST_COMPARED
 from ortlaunch.serve.pages.render import is_part, render
 from ortlaunch.serve.service import service_of
+from ortlaunch.serve.waiting import reading_run
 
 router = APIRouter(include_in_schema=False)
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
@@ -55,15 +56,15 @@ def runs(request: Request, caller: Viewer, query: Annotated[RunQuery, Query()]) 
 
 
 @router.get("/runs/{run}")
-def run(request: Request, caller: Viewer, run: str) -> HTMLResponse:
+async def run(request: Request, caller: Viewer, run: str) -> HTMLResponse:
     """One run."""
-    return _run(request, caller, run, "run.html")
+    return await reading_run(service_of(request), run, _run, request, caller, run, "run.html")
 
 
 @router.get("/runs/{run}/panel")
-def panel(request: Request, caller: Viewer, run: str) -> HTMLResponse:
+async def panel(request: Request, caller: Viewer, run: str) -> HTMLResponse:
     """The part of a run's page that changes with its state: figures, buttons, failures and checkpoints."""
-    return _run(request, caller, run, "run_panel.html")
+    return await reading_run(service_of(request), run, _run, request, caller, run, "run_panel.html")
 
 
 def _run(request: Request, caller: Caller, run: str, template: str) -> HTMLResponse:

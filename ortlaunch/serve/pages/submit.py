@@ -74,7 +74,7 @@ def _further(keys: dict[str, Any], fields: list[dict[str, Any]]) -> list[dict[st
             "type": _TYPES.get(type(value), "text"),
             "default": None,
             "value": None,
-            "meaning": "a parameter of the model",
+            "meaning": "A parameter of the model.",
             "nullable": True,
             "bounds": "",
             "choices": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from ortlaunch.run.identity import machine
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, schedule, usage_now
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSetting, Request, Usage
@@ -188,7 +190,11 @@ def decide(session: Session, slate: Slate, now: float, head: str | None) -> tupl
         now,
         Capacity(len(slate.names), withheld=unused - len(free)),
         [Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority) for job in waiting if job.slots],
-        [Running(job.id, job.owner, len(job.taken), job.started or now, job.minutes) for job in holding if job.taken],
+        [
+            Running(job.id, job.owner, len(job.taken), now - seconds_run(job, now), job.minutes)
+            for job in holding
+            if job.taken
+        ],
         shares(session, now),
         _why_closed(set_by_admins),
         head,
@@ -234,13 +240,28 @@ def _written(plan: Plan, waiting: list[Job], free: list[str], now: float, *, han
     return starts
 
 
+def seconds_run(job: Job, now: float) -> float:
+    """Returns how long a job has held its slots.
+
+    A run on this machine tells it by the start of its process, since boot. The time of day may be set meanwhile, by
+    hours where a machine had a wrong clock when it was started: no run is to be stopped or charged for these.
+
+    Args:
+        job: the job.
+        now: the time of day.
+    """
+    if job.ticks is not None and job.machine and job.machine == machine():
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - job.ticks / os.sysconf("SC_CLK_TCK"))
+    return 0.0 if job.started is None else max(0.0, now - job.started)
+
+
 def note_end(session: Session, job: Job, state: JobState, *, outcome: str = "", reason: str = "") -> None:
     """Writes that a job is over, and what it has used."""
     now = time.time()
     if job.taken and job.started is not None:
         used = session.get(Usage, job.owner) or Usage(owner=job.owner, slot_seconds=0.0, at=now)
         before = usage_now(now, used.slot_seconds, used.at)
-        used.slot_seconds, used.at = before + len(job.taken) * max(0.0, now - job.started), now
+        used.slot_seconds, used.at = before + len(job.taken) * seconds_run(job, now), now
         session.add(used)
     job.state, job.ended, job.taken, job.outcome, job.reason = state, now, [], outcome, reason
 

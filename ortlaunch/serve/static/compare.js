@@ -1,6 +1,6 @@
 // The curves of a comparison: every plot has every run, and a run is shown or hidden in all of them at once.
 import { call, say } from "./api.js";
-import { Plot, colour, dash } from "./curves.js";
+import { Plot, colour, dash, inOrder } from "./curves.js";
 import { element, plain } from "./format.js";
 
 const page = document.getElementById("compare");
@@ -28,9 +28,7 @@ const begin = async () => {
     say(`${names[id] ?? id}: ${error.message}`, true);
     return { curves: {} };
   })));
-  const metrics = [...new Set(answers.flatMap((one) => Object.keys(one.curves)))];
-  const rank = (name) => (/loss/.test(name) ? 0 : /per_second/.test(name) ? 1 : /memory/.test(name) ? 2 : 3);
-  metrics.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  const metrics = inOrder(new Set(answers.flatMap((one) => Object.keys(one.curves))));
   for (const metric of metrics) {
     const curves = answers.flatMap((one, at) => {
       const found = one.curves[metric];

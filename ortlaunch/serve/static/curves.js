@@ -1,10 +1,22 @@
 // Curves by uPlot, drawn when they come into view: a page of 400 costs as much as what is seen of it.
-import { element, number } from "./format.js";
+import { count, element, number, ticks } from "./format.js";
 
-const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#a3a000", "#17a2b8"];
+const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#8c8900", "#17a2b8"];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 220;
 const MOST_POINTS = 2000;
+
+// What people look for first comes first; times of the start, which are one point each, come last.
+const FIRST = [/^train\/loss$/, /loss/, /^throughput\/(tokens|samples)_per_second$/, /^memory\//, /^train\//, /^throughput\//];
+const rank = (name) => {
+  const found = FIRST.findIndex((kind) => kind.test(name));
+  return found >= 0 ? found : FIRST.length + Number(name.startsWith("startup/"));
+};
+export const inOrder = (names) => [...names].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+
+// Steps are whole numbers.
+const STEPS = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+const room = (u, labels) => Math.max(44, 18 + 7 * Math.max(0, ...(labels ?? []).map((one) => one.length)));
 
 export const colour = (at) => COLOURS[at % COLOURS.length];
 export const dash = (at) => DASHES[Math.floor(at / COLOURS.length) % DASHES.length];
@@ -12,7 +24,8 @@ const themed = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 const axis = (more) => ({
   stroke: () => themed("--faint"), font: "12px system-ui, sans-serif",
-  grid: { stroke: () => themed("--line"), width: 1 }, ticks: { stroke: () => themed("--line"), width: 1 }, ...more,
+  grid: { stroke: () => themed("--line"), width: 1 }, ticks: { stroke: () => themed("--line"), width: 1 },
+  values: (u, splits, at, space, step) => ticks(splits, step), ...more,
 });
 
 const bounds = (low, high, fromZero) => {
@@ -32,7 +45,7 @@ const tip = (labels) => {
     box.hidden = value === undefined || value === null;
     if (box.hidden) return;
     const label = labels[nearest - 1];
-    box.textContent = `${label ? `${label}: ` : ""}${number(value)} at step ${u.data[0][at]}`;
+    box.textContent = `${label ? `${label}: ` : ""}${number(value)} at step ${count(u.data[0][at])}`;
     const left = u.valToPos(u.data[0][at], "x");
     const before = left < u.over.clientWidth / 2;
     box.style.left = before ? `${left + 14}px` : "auto";
@@ -80,7 +93,10 @@ export class Plot {
       width: this.place.clientWidth, height: HEIGHT, legend: { show: false }, focus: { alpha: 0.3 },
       cursor: { y: false, focus: { prox: 1e6 }, points: { size: 7 }, dataIdx: nearby },
       scales: { x: { time: false }, y: { range: (u, low, high) => bounds(low, high, this.fromZero) } },
-      axes: [axis({ size: 32 }), axis({ size: 62, values: (u, splits) => splits.map(number) })],
+      axes: [
+        axis({ size: 32, incrs: STEPS, label: "step", labelSize: 18, labelFont: "12px system-ui, sans-serif", labelGap: 0 }),
+        axis({ size: room }),
+      ],
       series: [{}, ...series], plugins: [tip(this.curves.map((curve) => curve.label))],
     }, this.table(), this.place);
   }

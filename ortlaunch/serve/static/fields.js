@@ -78,7 +78,11 @@ const refuse = (problems) => {
     const list = element("ul", {}, ...rest.map((text) => element("li", { text: plain(text) })));
     document.getElementById("problems").append(element("div", { class: "problems", role: "alert" }, element("strong", { text: "This cannot run:" }), list));
   }
-  if (first) inputOf(first).focus();
+  if (first) {
+    // Its message stands below it, and the bar with the button covers the end of the screen.
+    first.scrollIntoView({ block: "center" });
+    inputOf(first).focus({ preventScroll: true });
+  }
   else if (rest.length) document.getElementById("problems").scrollIntoView({ block: "center" });
 };
 

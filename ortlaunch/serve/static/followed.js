@@ -1,6 +1,6 @@
 // The curves, logs and configuration of a run that has a folder.
 import { call, working } from "./api.js";
-import { Plot } from "./curves.js";
+import { Plot, inOrder } from "./curves.js";
 import { element, plain } from "./format.js";
 import { Log } from "./log.js";
 import { subscribe } from "./stream.js";
@@ -40,12 +40,9 @@ const plotOf = (name, curve) => {
   return plots.get(name);
 };
 
-// Loss and speed come first; the rest is alphabetical.
-const rank = (name) => (/loss/.test(name) ? 0 : /tokens_per_second|samples_per_second/.test(name) ? 1 : 2);
-
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);
-  const names = Object.keys(answer.curves).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  const names = inOrder(Object.keys(answer.curves));
   for (const name of names) plotOf(name, answer.curves[name]);
   drawn = true;
   choose();

@@ -7,10 +7,26 @@ export const number = (value) => {
   return size >= 1000 && size < 1e9 ? Math.round(value).toLocaleString("en-US") : value.toExponential(2);
 };
 
+// The numbers of an axis: as many digits as its step has, so that no two are written alike.
+export const ticks = (values, step) => {
+  const most = Math.max(...values.map(Math.abs));
+  if (most >= 1e9 || (most > 0 && most < 0.001)) {
+    const digits = Math.min(9, Math.max(0, Math.ceil(Math.log10(most / step))));
+    return values.map((value) => (value === 0 ? "0" : value.toExponential(digits)));
+  }
+  let digits = 0;
+  while (digits < 12 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+  return values.map((value) => value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+};
+
+// A number of things, with all its digits.
+export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));
+
 export const duration = (seconds) => {
   if (seconds === null || seconds === undefined) return "–";
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
+  if (whole < 600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min`;
   if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;

@@ -1,5 +1,5 @@
 // Brings a run's figures on a page up to date; list and run page mark them with data-cell.
-import { duration, number, plain } from "./format.js";
+import { count, duration, number, plain } from "./format.js";
 
 export const stateClass = (state) => `state state-${state.replace(/[^a-z]/g, "")}`;
 
@@ -12,7 +12,7 @@ export const fillIn = (place, row) => {
     cell.className = stateClass(row.state);
   }
   write("reason", [row.position ? `place ${row.position}` : "", plain(row.reason ?? "")].filter(Boolean).join(": "));
-  write("step", row.steps ? `${row.step ?? 0} / ${row.steps}` : `${row.step ?? "–"}`);
+  write("step", row.steps ? `${count(row.step ?? 0)} / ${count(row.steps)}` : count(row.step));
   write("loss", row.diverged ? "NaN" : number(row.loss));
   write("rate", number(row.rate));
   write("left", row.seconds_left === null ? "" : `${duration(row.seconds_left)} left`);

@@ -19,11 +19,12 @@ from starlette.types import Message
 
 from ortlaunch.base.text import public_text
 from ortlaunch.run.run import Run
-from ortlaunch.serve import channels, clients, rounds, tails
+from ortlaunch.serve import channels, clients, rounds
 from ortlaunch.serve.access import Caller, Role, those_allowed
 from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client, encoded
+from ortlaunch.serve.follow import curves
 from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.rounds import Rounds
 from ortlaunch.serve.service import Service
@@ -95,7 +96,7 @@ async def following(channel: FileChannel, one: Client, position: int | None) -> 
 
 
 def channel_of(tail: FakeTail) -> FileChannel:
-    return FileChannel(tail, anyio.CapacityLimiter(4))
+    return FileChannel(tail, anyio.to_thread.run_sync)
 
 
 def test_a_channel_is_not_idle_while_somebody_is_on_the_way_to_it(tail: FakeTail) -> None:
@@ -458,7 +459,7 @@ def test_the_names_of_metrics_are_looked_at_once_for_all_their_points(
         for step in range(100):
             journal.metrics(step, {name: float(number) for number, name in enumerate(names)})
     looked: list[str] = []
-    monkeypatch.setattr(tails, "public_text", lambda name: looked.append(name) or public_text(name))
+    monkeypatch.setattr(curves, "public_text", lambda name: looked.append(name) or public_text(name))
     told = JournalTail(run, Path("journal.jsonl"), {}).read(0).content
     assert told is not None
     assert sorted(looked) == sorted(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -122,7 +123,8 @@ def test_a_look_that_finds_nothing_new_costs_nothing_for_runs_that_are_over(
     os.utime(made.parents[1], (1, 1))
     for _ in range(2):
         service.runs.refresh()
-    service.runs._known = Noting(service.runs._known)
+    (index,) = service.runs.roots
+    index._known = Noting(index._known)
     service.runs.refresh()
     assert set(asked) == {str(going)}
 
@@ -138,24 +140,35 @@ def test_runs_that_could_not_be_forgotten_are_forgotten_later(
         raise OperationalError("", (), Exception("locked"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.runs, "_remove", locked)
+        patch.setattr(service.runs.roots[0], "_remove", locked)
         with pytest.raises(OperationalError):
             service.runs.refresh()
     os.utime(run_dir.parent, (1, 1))
-    service.runs._folders.look()
+    service.runs.roots[0]._folders.look()
     service.runs.refresh()
     assert rows(viewer) == []
 
 
-def test_a_look_at_the_folders_that_does_not_end_is_told_on_every_page(service: Service, viewer: TestClient) -> None:
-    """As with a file server that hangs: what is shown is old."""
+def test_runs_of_a_root_that_cannot_be_read_stay_in_the_list(
+    service: Service, viewer: TestClient, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a file server that is away for a while."""
+    run_dir = make_run()
     service.runs.refresh()
-    assert "were last looked at" not in viewer.get("/").text
-    service.runs._looked_at -= 3700
-    for path in ("/", "/queue"):
-        assert "The run folders were last looked at 1 h 1 min ago" in viewer.get(path).text
+    list_folder = os.scandir
+
+    def away(place: str) -> object:
+        if place == str(run_dir.parents[1]):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return list_folder(place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ortlaunch.serve.index.folders.os.scandir", away)
+        with pytest.raises(OSError, match="Stale"):
+            service.runs.refresh()
+        assert len(rows(viewer)) == 1
     service.runs.refresh()
-    assert "were last looked at" not in viewer.get("/").text
+    assert len(rows(viewer)) == 1
 
 
 @pytest.mark.parametrize("path", ["/api/runs", "/"])
@@ -169,7 +182,7 @@ def test_a_database_that_cannot_be_used_now_is_an_answer(
     monkeypatch.setattr(f"ortlaunch.serve.{place}", full)
     answer = viewer.get(path, headers={"Accept": "text/html"})
     assert answer.status_code == 503
-    assert "the service cannot use its database now: database or disk is full" in answer.text
+    assert "he service cannot use its database now: database or disk is full" in answer.text
     assert "SELECT" not in answer.text
 
 
@@ -247,7 +260,7 @@ def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
     add_job(service, 1, lost, **facts, ended=time.time() + 1)
     # From a command line this one went on after its job had ended.
     add_job(service, 2, continued, **facts, ended=2.0)
-    service.runs._read_at.clear()
+    service.runs.roots[0]._read_at.clear()
     service.runs.refresh()
     found = {row["name"]: (row["state"], row["reason"]) for row in rows(viewer)}
     assert found["lost"] == ("killed", "no sign of life")
@@ -396,7 +409,7 @@ def test_schedulers_are_asked_once_for_each_owner(
     began = time.monotonic()
     for _ in range(3):
         service.runs.refresh()
-        service.runs._read_at.clear()
+        service.runs.roots[0]._read_at.clear()
     assert time.monotonic() - began < 5, "too slow to tell"
     users = sorted(
         word for line in (tmp_path / "asked").read_text().splitlines() for word in line.split() if "--user" in word
@@ -432,7 +445,7 @@ def test_a_slow_pass_stops_the_index_for_ten_seconds_at_most(service: Service, m
     # The clocks before and after each pass. The second waits 40 s for a scheduler, the fourth computes for a minute.
     worked = iter([0.0, 5.0, 5.0, 5.05, 5.05, 5.35, 5.35, 65.35])
     passed = iter([0.0, 5.0, 5.0, 45.0, 45.0, 45.3, 45.3, 105.3])
-    index, pauses = service.runs, Pauses(4)
+    index, pauses = service.runs.roots[0], Pauses(4)
     monkeypatch.setattr(index, "_stopping", pauses)
 
     def look() -> None:

@@ -69,6 +69,32 @@ def test_the_details(viewer: TestClient, run_dir: Path) -> None:
     assert found["launcher"]["name"] == "local"
 
 
+@pytest.mark.parametrize("when", [1e300, 10**400, float("nan")])
+def test_numbers_that_nobody_can_show_break_no_page(viewer: TestClient, run_dir: Path, when: float) -> None:
+    (run_dir / "failures").mkdir()
+    failure = {"rank": 1, "host": "", "message": "it broke", "is_request": False, "time": when}
+    (run_dir / "failures" / "rank-1.json").write_text(json.dumps(failure))
+    checkpoint = run_dir / "checkpoints" / "step-00000100"
+    checkpoint.mkdir(parents=True)
+    sizes = {"a": {"size": 10**400}, "b": {"size": 7}}
+    (checkpoint / "manifest.json").write_text(json.dumps({"files": sizes}))
+    os.utime(checkpoint / "manifest.json", (4e9, 4e9))
+    found = get(viewer, "")
+    assert ([one["at"] for one in found["failures"]], [one["size"] for one in found["checkpoints"]]) == ([0.0], [7])
+    page = viewer.get("/runs/00aa00")
+    assert page.status_code == 200 and "it broke" in page.text
+
+
+def test_files_whose_names_are_no_text_break_no_page(viewer: TestClient, run_dir: Path) -> None:
+    (run_dir / "logs" / "rank-0.log").write_text("x\n")
+    for name in (b"\xff.log", b"two\nlines.log", b"<b>.log"):
+        Path(os.fsdecode(os.fsencode(run_dir / "logs") + b"/" + name)).write_text("x")
+    names = [one["name"] for one in get(viewer, "")["files"] if one["name"].startswith("logs/")]
+    assert names == ["logs/<b>.log", "logs/rank-0.log"]
+    page = viewer.get("/runs/00aa00")
+    assert page.status_code == 200 and "/files/logs/%3Cb%3E.log" in page.text
+
+
 def test_weights_that_were_exported_can_be_fetched(viewer: TestClient, run_dir: Path) -> None:
     for folder in ("weights-step-00000100", "weights-notes", "weights-.ssh"):
         (run_dir / folder).mkdir()
@@ -121,6 +147,18 @@ def test_the_configuration_hides_secrets_and_shows_what_differs(
     assert differences["train.steps"] == ("300", "400")
     assert differences["model.params.hub_token"] == ("***", None)
     assert viewer.get("/api/runs/00aa00/config", params={"against": "00cc00"}).status_code == 404
+
+
+def test_names_of_curves_are_texts_without_secrets(viewer: TestClient, run_dir: Path) -> None:
+    values = {"train/\ud800": 1.5, "token=abcdefgh1": 2.5}
+    with (run_dir / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"event": "metrics", "t": 1_790_000_000_000, "step": 400, "values": values}) + "\n")
+    found = get(viewer, "/metrics")
+    assert {name: curve["values"] for name, curve in found["curves"].items() if name in ("train/?", "token=***")} == {
+        "train/?": [1.5],
+        "token=***": [2.5],
+    }
+    assert set(get(viewer, "")["metrics"]) == set(found["names"]) and "train/?" in found["names"]
 
 
 def test_curves_are_thinned_and_keep_their_peaks(viewer: TestClient, run_dir: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.serve.pages.conftest import HOSTILE_LINE, STEPS, Person, Site
-from tests.serve.pages.test_render import DURATIONS, NUMBERS, SIZES
+from tests.serve.pages.test_render import COUNTS, DURATIONS, NUMBERS, SIZES
 from tests.support.service import PASSWORD
 
 People = Callable[..., Person]
@@ -377,13 +377,27 @@ def test_a_loss_that_is_no_number_stays_one_when_its_row_is_written_anew(ada: Pe
     assert written == ["NaN", "1.5", "\N{EN DASH}"]
 
 
+def test_the_numbers_of_an_axis_differ(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    cases = {
+        "0.0002": ([2.302, 2.3022, 2.3024], ["2.3020", "2.3022", "2.3024"]),
+        "0.25": ([0, 0.25, 0.5], ["0.00", "0.25", "0.50"]),
+        "5000": ([0, 5000, 10000], ["0", "5,000", "10,000"]),
+        "0.0001": ([0, 0.0001, 0.0005], ["0", "1.0e-4", "5.0e-4"]),
+        "1000000000": ([1e9, 2e9], ["1.0e+9", "2.0e+9"]),
+    }
+    write = """async ([values, step]) => (await import("/static/format.js")).ticks(values, step)"""
+    for step, (values, texts) in cases.items():
+        assert page.evaluate(write, [values, float(step)]) == texts
+
+
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
     page = ada.tab("/tokens")
     write = """async ([name, values]) => {
       const made = await import("/static/format.js");
       return values.map((value) => made[name](value));
     }"""
-    for name, cases in (("number", NUMBERS), ("duration", DURATIONS), ("bytes", SIZES)):
+    for name, cases in (("number", NUMBERS), ("count", COUNTS), ("duration", DURATIONS), ("bytes", SIZES)):
         values, texts = zip(*cases, strict=True)
         assert page.evaluate(write, [name, list(values)]) == list(texts)
 

@@ -6,7 +6,7 @@ import pytest
 from markupsafe import Markup
 
 from ortlaunch.serve.pages import render
-from ortlaunch.serve.pages.render import duration, moment, number, plain, size, state_class
+from ortlaunch.serve.pages.render import count, duration, moment, number, plain, size, state_class
 
 NUMBERS = [
     (None, "\N{EN DASH}"),
@@ -24,10 +24,12 @@ DURATIONS = [
     (None, "\N{EN DASH}"),
     (0.4, "0 s"),
     (59.0, "59 s"),
-    (61.0, "1 min"),
+    (61.0, "1 min 1 s"),
+    (600.0, "10 min"),
     (3700.0, "1 h 1 min"),
     (90000.0, "1 d 1 h"),
 ]
+COUNTS = [(None, "\N{EN DASH}"), (0, "0"), (999, "999"), (100_000, "100,000")]
 SIZES = [(12, "12 B"), (1500, "1.5 kB"), (123456789, "123.5 MB")]
 
 
@@ -46,8 +48,23 @@ def test_sizes(value: float, text: str) -> None:
     assert size(value) == text
 
 
+def test_what_the_audit_says_of_a_run_is_readable_and_hides_nothing_but_secrets() -> None:
+    """As one text, all that follows "keys": would count as the value of a secret."""
+    detail = '{"run": "20261125-000000-00aa00", "job": null, "keys": {"model": "mlp", "train.steps": 20}}'
+    shown = render._environment().from_string("{{ a | facts }}|{{ b | facts }}|{{ c | facts }}")
+    texts = shown.render(a=detail, b="{}", c='{"name": "cut').split("|")
+    assert texts == ["run 20261125-000000-00aa00, model mlp, train.steps 20", "", "{&#34;name&#34;: &#34;cut"]
+
+
+@pytest.mark.parametrize(("value", "text"), COUNTS)
+def test_counts(value: int | None, text: str) -> None:
+    assert count(value) == text
+
+
 def test_a_time_can_be_written_in_the_zone_of_the_reader() -> None:
     assert moment(0) == "\N{EN DASH}"
+    # The folder of a run may be named so, and the list is for everybody.
+    assert moment(253_402_300_800.0) == moment(1e300) == "\N{EN DASH}"
     assert moment(1_790_000_000.0) == '<time datetime="2026-09-21T14:13:20Z">2026-09-21 14:13 UTC</time>'
 
 

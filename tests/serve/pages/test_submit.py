@@ -10,6 +10,12 @@ from playwright.sync_api import expect
 
 from tests.serve.pages.conftest import Person, Site
 
+IN_SIGHT = """(one) => {
+  const { left, top, height } = one.getBoundingClientRect();
+  return document.elementFromPoint(left + 2, top + height / 2) === one;
+}"""
+"""Whether nothing covers an element, such as the bar at the end of the screen."""
+
 
 @pytest.fixture
 def ada(person: Callable[..., Person], site: Site) -> Person:
@@ -28,9 +34,11 @@ def test_a_run_is_checked_sent_once_taken_back_and_made_again(ada: Person, site:
     page.wait_for_selector('#submit[data-ready="yes"]')
     steps = page.locator('.field[data-key="train.steps"]')
     steps.locator("input").fill("-5")
+    page.evaluate("() => scrollTo(0, 0)")
     page.get_by_role("button", name="Check").click()
     expect(steps.locator(".problem")).to_contain_text("at least 1")
     expect(steps.locator("input")).to_be_focused()
+    assert steps.locator(".problem").evaluate(IN_SIGHT)
     steps.locator("input").fill("12")
     expect(steps).to_have_class(re.compile("changed"))
     page.get_by_label("Find a key").fill("name")

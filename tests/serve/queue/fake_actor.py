@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.run.identity import Process
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.serve.actor import Refused
+from ortlaunch.serve.unfit import Unavailable
 
 GONE = {"host": "h", "pid": 2**22 + 1, "start_ticks": 1, "machine": ""}
 """A process that there cannot be."""

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from ortlaunch.run.identity import start_ticks
-from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.run.identity import machine, start_ticks
+from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.database import open_database, reading, writing
 from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import Slots
 from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.tables import User
+from ortlaunch.serve.unfit import Unavailable
 from tests.serve.queue.fake_actor import GONE, FakeActor
 
 _USED = ("ann", "bob")
@@ -217,6 +218,17 @@ def test_only_a_run_on_slots_has_a_time_limit_here(engine: Engine) -> None:
     long_ago = {"minutes": 1.0, "started": time.time() - 3600}
     assert _is_too_long(job_of(engine, add(engine, 1, **long_ago)))
     assert not _is_too_long(job_of(engine, add(engine, 2, slots=0, **long_ago)))
+
+
+def test_a_clock_that_is_set_stops_no_run_and_charges_nobody(engine: Engine) -> None:
+    """As on a machine that had a wrong clock when it was started."""
+    process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "machine": machine()}
+    began_long_ago = {"minutes": 600.0, "started": time.time() - 1e6, "taken": ["slot 1"], **process}
+    job_id = add(engine, state=JobState.RUNNING, **began_long_ago)
+    assert not _is_too_long(job_of(engine, job_id))
+    with writing(engine) as session:
+        store.note_end(session, session.get_one(Job, job_id), JobState.ENDED)
+        assert store.shares(session, time.time())["ann"] < 36_000
 
 
 def test_two_slots_take_two_jobs_and_the_third_says_why_it_waits(
