@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.follow.status import status
 from ortlaunch.follow.sync import end_if_dead
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
+from ortlaunch.run.state import OUTAGE_TAG
 from tests.support.stand_in import start
 
 SECONDS = 60
@@ -128,6 +130,23 @@ def test_a_journal_that_cannot_be_read_for_once_ends_no_training(tmp_path: Path)
     assert the_run(tmp_path).state().ended == "FINISHED"
 
 
+def test_a_tracker_that_is_away_is_told_while_the_run_goes_on(tmp_path: Path, capsys) -> None:
+    uri = "http://127.0.0.1:9"
+    keys = (f"tracking.uri={uri}", "tracking.timeout_seconds=1", "tracking.flush_seconds=0")
+    process = start(tmp_path, 1000, "tells_outages_soon", *keys)
+    seen = wait_for_line(process, f"MLflow at {uri} takes no events since ")
+    assert seen.endswith(": Connection refused. Training goes on, and the journal keeps them until it takes them\n")
+    run = the_run(tmp_path)
+    assert run.state().tags[OUTAGE_TAG].startswith(f"MLflow at {uri} takes no events since ")
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (130, ""), rest
+    assert "takes no events" not in rest, "it is told once"
+    assert run.state().tags[OUTAGE_TAG].endswith(" to the end of the run")
+    assert status([str(run.path)]) == 0
+    assert f"MLflow does not have it: ortlaunch sync {run.path}" in capsys.readouterr().out
+
+
 def test_a_full_disk_at_the_end_is_no_kill(tmp_path: Path) -> None:
     process = start(tmp_path, 5, "journal_full_at_the_end", "tracking=none")
     out, errors = process.communicate(timeout=SECONDS)
@@ -166,6 +185,16 @@ def test_a_full_disk_leaves_a_run_that_is_resumed_as_it_was(tmp_path: Path, faul
     assert content() == before
     resumed = start(tmp_path, 5, "none", *words)
     assert resumed.wait(SECONDS) == 0, resumed.stderr and resumed.stderr.read()
+
+
+def test_a_converted_checkpoint_of_workers_that_were_ended_does_not_stay(tmp_path: Path) -> None:
+    """DeepSpeed's conversion for another number of workers takes as much room as the checkpoint."""
+    assert start(tmp_path, 2, "none", "tracking=none").wait(SECONDS) == 0
+    run = the_run(tmp_path)
+    (run.scratch / "universal" / "zero").mkdir(parents=True)
+    resumed = start(tmp_path, 2, "none", "resume", str(run.path), "train.steps=2000")
+    assert resumed.wait(SECONDS) == 0, resumed.stderr and resumed.stderr.read()
+    assert not run.scratch.exists()
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
