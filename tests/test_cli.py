@@ -315,6 +315,15 @@ def test_a_path_that_cannot_be_used_is_a_wrong_request(
     assert result.stderr.startswith(f"ortlaunch: /some/where: {os.strerror(number)}: ")
 
 
+def test_a_full_disk_is_no_unexpected_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "dispatch", fails(OSError(errno.ENOSPC, "No space left on device")))
+    result = answer(tmp_path, capfd, "models")
+    assert result.returncode == 1
+    assert result.stderr.startswith("ortlaunch: No space left on device: make room for the run folder, ")
+
+
 def test_no_place_for_a_traceback_is_no_further_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

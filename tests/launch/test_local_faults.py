@@ -169,6 +169,16 @@ def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.glob("runs/*/2*")) == []
 
 
+def test_a_sweep_on_a_full_disk_names_its_folder(tmp_path: Path) -> None:
+    process = start(tmp_path, 5, "full_at_the_start", "tracking=none", "seed=1,2", "-m")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, len(errors.splitlines())) == (2, 1), out + errors
+    assert (
+        errors.startswith(f"ortlaunch: {tmp_path}/runs/") and " cannot be written: File too large: make room" in errors
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("fault", ["full_at_the_start", "nearly_full_at_the_start"])
 def test_a_full_disk_leaves_a_run_that_is_resumed_as_it_was(tmp_path: Path, fault: str) -> None:
     assert start(tmp_path, 5, "none", "tracking=none").wait(SECONDS) == 0
