@@ -5,6 +5,7 @@ A stand-in for torchrun journals steps, so that nothing is trained: see `tests.s
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -167,6 +168,25 @@ def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
     assert process.returncode == 2, out + errors
     assert len(errors.splitlines()) == 1 and "cannot be written: " in errors
     assert list(tmp_path.glob("runs/*/2*")) == []
+
+
+def test_sweeps_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Of the next minute, each second's folder is there already, as that of another sweep."""
+    others = [
+        tmp_path / "runs" / "default" / time.strftime("multirun-%Y%m%d-%H%M%S", time.localtime(time.time() + second))
+        for second in range(SECONDS)
+    ]
+    for other in others:
+        other.mkdir(parents=True)
+        (other / "sweep.json").write_text("another's")
+    process = start(tmp_path, 2, "none", "tracking=none", "seed=1,2", "-m")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert all([path.name for path in other.iterdir()] == ["sweep.json"] for other in others)
+    assert all((other / "sweep.json").read_text() == "another's" for other in others)
+    (own,) = {path for path in (tmp_path / "runs" / "default").glob("multirun-*") if path not in others}
+    assert own.name.endswith("-2") and f"sweep:      {own}\n" in out
+    assert len(json.loads((own / "sweep.json").read_text())["runs"]) == 2
 
 
 def test_a_sweep_on_a_full_disk_names_its_folder(tmp_path: Path) -> None:
