@@ -8,9 +8,11 @@ workers finish their step and write a checkpoint.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -43,14 +45,23 @@ _PATIENCE = 0.8
 def main() -> int:
     """Runs the command line; returns the exit code of the job."""
     run_dir = Path(sys.argv[1]).absolute()
+    schedulers = os.dup(2)
     try:
         launcher, config = launcher_and_config(run_dir)
         return run_job(launcher, config, run_dir)
     except (RequestError, TrainingError) as error:
-        say(f"ortlaunch: {error}", file=sys.stderr)
-        return exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
+        text, code = str(error), exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
     except Exception as error:
-        return last_resort.told(error, Run(run_dir).launcher_error)
+        last_resort.keep_traceback_in(Run(run_dir).launcher_error)
+        text, code = last_resort.explained(error)
+    line = f"ortlaunch: {last_resort.shortened(text)}\n".encode(errors="backslashreplace")
+    try:
+        os.write(2, line)
+    except OSError:
+        # The job's log is in the run folder, which may be why the job ends: its disk is full.
+        with suppress(OSError):
+            os.write(schedulers, line)
+    return code
 
 
 def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
