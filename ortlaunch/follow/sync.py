@@ -98,7 +98,7 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
     Raises:
         RequestError: no folder is named, or there is no run folder.
     """
-    named = [Path(folder) for folder in options.run_dir]
+    named = [Path(folder).expanduser() for folder in options.run_dir]
     if not options.all:
         if not named:
             raise RequestError("sync: name the run folders to send, or send all with --all")
