@@ -55,6 +55,7 @@ def _main() -> None:
     try:
         start.check_words(sys.argv[1:])
         start.check_folder()
+        start.check_home(sys.argv[1:])
         code = dispatch(sys.argv[1:])
     except RequestError as error:
         if debug:

@@ -18,6 +18,7 @@ from ortlaunch.base import output
 from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.sockets import use_socket_folder
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run
 
@@ -32,6 +33,7 @@ def main() -> None:
     _hold_lock(run_dir)
     output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
     report_deaths()
+    use_socket_folder()
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
         from ortlaunch.run.attempt import header
 

@@ -315,6 +315,15 @@ def test_a_path_that_cannot_be_used_is_a_wrong_request(
     assert result.stderr.startswith(f"ortlaunch: /some/where: {os.strerror(number)}: ")
 
 
+def test_a_full_disk_is_no_unexpected_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "dispatch", fails(OSError(errno.ENOSPC, "No space left on device")))
+    result = answer(tmp_path, capfd, "models")
+    assert result.returncode == 1
+    assert result.stderr.startswith("ortlaunch: No space left on device: make room for the run folder, ")
+
+
 def test_no_place_for_a_traceback_is_no_further_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,3 +359,21 @@ def test_a_working_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     result = ortlaunch(odd, "jobs")
     assert result.returncode == 2
     assert "the working folder's name is no UTF-8 text" in result.stderr
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user may have no entry in the machine's list of users."""
+
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "ORTLAUNCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    result = answer(tmp_path, capfd, "jobs")
+    assert result.returncode == 2
+    said = f"ortlaunch: the user {os.geteuid()} has no home folder: set HOME, or ORTLAUNCH_CACHE to a folder"
+    assert result.stderr.startswith(said) and len(result.stderr.splitlines()) == 1
+    assert answer(tmp_path, capfd, "--version").returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -22,6 +23,7 @@ _OF_A_PATH = {
     errno.ELOOP: "the links in it lead in a circle: choose another",
 }
 """Errors of the system that show that a path cannot be used, and what to do."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 _LONGEST_WORD, _LONGEST_TEXT = 300, 2000
 _begun: Path | None = None
@@ -45,11 +47,29 @@ def explained(error: Exception) -> tuple[str, int]:
     """
     if _begun is None and isinstance(error, OSError) and error.errno in _OF_A_PATH and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}: {_OF_A_PATH[error.errno]}", REQUEST
+    if isinstance(error, OSError) and error.errno in _FULL:
+        # Python names no file where a write fails.
+        place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        said = f"{place}{error.strerror}: make room for the run folder, ~/.cache/ortlaunch and {tempfile.gettempdir()}"
+        return said, FAILED
     text = without_secrets(" ".join(str(error).split()))
     what = f"{type(error).__name__}{text and f': {text}'}"
     file = _kept("".join(traceback.format_exception(error)))
     where = f"the traceback is in {file}" if file is not None else f"no place for its traceback; {_place_of(error)}"
     return f"unexpected error: {what} ({where})", FAILED
+
+
+def told(error: Exception, file: Path) -> int:
+    """Prints the line that tells of an error in a job, keeps its traceback, and returns the exit code.
+
+    Args:
+        error: the error.
+        file: the file for the traceback.
+    """
+    keep_traceback_in(file)
+    message, code = explained(error)
+    print(f"ortlaunch: {shortened(message)}", file=sys.stderr, flush=True)
+    return code
 
 
 def _kept(text: str) -> Path | None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.user import user_cache
 
 _HOME_OF = re.compile(r"(?:^|[=,:])(~[^/\s,=.]+)/")
 """A user's home folder at the beginning of a path: ``~ada/runs``, ``out=~ada/x``."""
@@ -64,6 +65,22 @@ def check_folder() -> None:
         ) from error
     if not _is_text(str(folder)):
         raise RequestError(f"{str(folder)!a}: the working folder's name is no UTF-8 text, and could not be recorded")
+
+
+def check_home(arguments: list[str]) -> None:
+    """Checks that there is a place for the user's cache. A container's user may have no home folder.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if {"-h", "--help", "--version"} & set(arguments):
+        return
+    try:
+        user_cache()
+    except RuntimeError as error:
+        raise RequestError(
+            f"the user {os.geteuid()} has no home folder: set HOME, or ORTLAUNCH_CACHE to a folder for the cache"
+        ) from error
 
 
 def _is_text(text: str) -> bool:

@@ -112,7 +112,7 @@ def _compared(
     batches = first_batches(config, size, STEPS + 1, model, worker.device)
     model.to(worker.device)
     engine = TorchEngine(model, config, worker, make_task(model, batches[0]))
-    check_calls(model, batches[0], structure)
+    check_calls(model, batches[0], structure, config)
     if structure.status == "failed":
         return None, None, None
     seed_everything(config.seed + 1)

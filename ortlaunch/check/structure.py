@@ -9,9 +9,11 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.check.report import Structure, TensorInfo
+from ortlaunch.config.schema import Config
 from ortlaunch.models.checks import check_model, check_precision
 from ortlaunch.models.task import Batch, loss_of, make_task
 from ortlaunch.ort.verify.nested import foreign_values, named_tensors
+from ortlaunch.trainer.ranges import out_of_range
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _RETURNED = ("bool", "int", "float", "str")
@@ -35,8 +37,15 @@ def check_structure(model: object) -> Structure:
     )
 
 
-def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
-    """Runs the model in PyTorch, and adds its inputs, outputs and problems to `found`."""
+def check_calls(model: torch.nn.Module, batch: Batch, found: Structure, config: Config) -> None:
+    """Runs the model in PyTorch, and adds its inputs, outputs and problems to `found`.
+
+    Args:
+        model: the plain model.
+        batch: a batch of the run's data.
+        found: what is known of the model so far.
+        config: the run's configuration, for the keys in messages.
+    """
     found.inputs = [_info(name, tensor) for name, tensor in batch.items()]
     try:
         with torch.no_grad():
@@ -46,7 +55,8 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
         found.problems.append(str(error))
     except Exception as error:
         # The user's own model may raise anything; its error is reported.
-        found.problems.append(f"forward fails in PyTorch: {type(error).__name__}: {error}")
+        said = out_of_range(error, config)
+        found.problems.append(said or f"forward fails in PyTorch: {type(error).__name__}: {error}")
     else:
         found.outputs = [_info(name, tensor) for name, tensor in named_tensors(outputs).items()]
         found.problems += [

@@ -74,8 +74,8 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     notes: list[str] = []
     last, more = selection.last or LAST, False
     rows = [row_of(find_run(client, ids, asked)) for asked in selection.runs]
-    if selection.sweep is not None:
-        rows += sweep_runs(client, ids, selection.sweep)
+    swept = [] if selection.sweep is None else sweep_runs(client, ids, selection.sweep)
+    rows += swept
     if selection.tags or not (selection.runs or selection.sweep is not None):
         try:
             latest, more = latest_runs(client, ids, last, _filter(selection.tags))
@@ -88,7 +88,7 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
         raise RequestError(_nothing(selection))
     rows = list({row.run_id: row for row in rows}.values())
     if selection.baseline is None:
-        base, why = _default_baseline(client, ids, selection, rows, others=more and selection.last is None)
+        base, why = _default_baseline(client, ids, selection, rows, swept, others=more and selection.last is None)
     else:
         # Runs of an earlier bench often have the same names.
         named = [row for row in rows if row.name == selection.baseline]
@@ -102,7 +102,13 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
 
 
 def _default_baseline(
-    client: MlflowClient, ids: list[str], selection: Selection, rows: list[RunRow], *, others: bool
+    client: MlflowClient,
+    ids: list[str],
+    selection: Selection,
+    rows: list[RunRow],
+    swept: list[RunRow],
+    *,
+    others: bool,
 ) -> tuple[RunRow, str]:
     """Chooses the baseline if the user names none, and says why; it stays the same while runs are added.
 
@@ -111,14 +117,17 @@ def _default_baseline(
         ids: experiments to look in.
         selection: what the user asked for.
         rows: the selected runs.
+        swept: those of them that are of the selected sweep.
         others: whether the baseline may be an older run that was not selected.
     """
     if selection.runs:
         return rows[0], "the first run that was named"
-    finished = [row for row in rows if row.status == "FINISHED"]
-    fit = [row for row in finished if _has_rate(row)] or finished
-    if selection.sweep is not None:
-        return (fit[0], "the first run of the sweep that finished") if fit else (rows[0], "the first run of the sweep")
+    # Runs that a tag adds to a sweep do not take the baseline from it.
+    if of_sweep := _fit(swept):
+        return of_sweep[0], "the first run of the sweep that finished"
+    fit = _fit(rows)
+    if swept and not fit:
+        return swept[0], "the first run of the sweep"
     if not fit:
         return rows[0], "the oldest of these runs, of which none has finished"
     model = fit[-1].model
@@ -134,6 +143,12 @@ def _default_baseline(
     if (eager := oldest("eager")) is not None:
         return eager, f"the oldest eager run{of} that finished"
     return oldest(None) or known[0], f"the oldest run{of} that finished, as none is eager"
+
+
+def _fit(rows: list[RunRow]) -> list[RunRow]:
+    """The runs that finished; those with a throughput alone where any has one."""
+    finished = [row for row in rows if row.status == "FINISHED"]
+    return [row for row in finished if _has_rate(row)] or finished
 
 
 def _has_rate(row: RunRow) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from traceback import walk_tb
 
@@ -13,6 +14,8 @@ from ortlaunch.config.load import first_line, in_words
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import KEYS
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def explain(error: Exception) -> str:
@@ -49,6 +52,13 @@ def explain(error: Exception) -> str:
         return f"{file[1]}: {file[3]}: {in_words(file[2])}"
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
+    if isinstance(error, OSError) and error.errno in _FULL:
+        # Hydra writes one file, that of a sweep, before anything of ours.
+        from ortlaunch.compose.sweep_folder import sweep_folder
+
+        sweep = sweep_folder()
+        place = error.filename or (sweep.path if sweep is not None else "the folder of the sweep")
+        return f"{place} cannot be written: {error.strerror}: make room, or choose another place by run_root=FOLDER"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError | OSError | RecursionError):
         return f"{_file_of(error) or 'configuration'}: cannot be used: {fault_of(error)}"
     return "configuration: " + (" ".join(line.strip() for line in text.strip().splitlines()[:2]) or repr(error))

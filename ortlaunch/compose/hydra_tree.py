@@ -178,7 +178,12 @@ def multirun_task() -> MultirunTask | None:
     hydra = HydraConfig.get()
     params = hydra.sweeper.get("params") or {}
     swept = [f"{key}={values}" for key, values in params.items()]
-    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task), swept)
+    from ortlaunch.compose.sweep_folder import sweep_folder
+
+    # Hydra composes each combination anew, with the folder as conf/config.yaml names it.
+    watched = sweep_folder()
+    folder = Path(hydra.sweep.dir).absolute() if watched is None else watched.path
+    return MultirunTask(folder, list(hydra.overrides.task), swept)
 
 
 def backend_reason() -> str | None:

@@ -70,13 +70,22 @@ def check_uri(uri: str, key: str | None = None) -> None:
     elif scheme in ("", "file"):
         _refuse_file_store(uri, shown)
     elif scheme in _HTTP:
-        if not urlsplit(uri).hostname:
-            raise RequestError(f"{shown} names no host: write it as {scheme}://HOST:PORT")
+        if not urlsplit(uri).hostname or not _has_port(uri):
+            lacks = "no host" if not urlsplit(uri).hostname else "no port from 1 to 65535"
+            raise RequestError(f"{shown} names {lacks}: write it as {scheme}://HOST:PORT")
     elif base not in (*_DATABASES, *_DATABRICKS) and scheme not in _plugin_schemes():
         raise RequestError(
             f"{shown}: MLflow has no store of the kind {scheme}://. Use sqlite:///FILE.db for a file on this machine, "
             "http://HOST:PORT or https://HOST for a server, or a postgresql://, mysql:// or mssql:// database"
         )
+
+
+def _has_port(uri: str) -> bool:
+    """Whether the port of a URI, if it names one, can be one."""
+    try:
+        return urlsplit(uri).port != 0
+    except ValueError:
+        return False
 
 
 def _check_sqlite(uri: str, shown: str) -> None:

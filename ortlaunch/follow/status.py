@@ -17,6 +17,8 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.table import duration_text, rate_text
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record
+from ortlaunch.run.state import OUTAGE_TAG
+from ortlaunch.tracking.destination import has_store
 
 
 def status(arguments: list[str]) -> int:
@@ -91,6 +93,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("checkpoint", row.checkpoint),
         ("mlflow run", record.run.mlflow_run_id() or ""),
         ("failure", record.state.failure if row.state is State.FAILED and record.state.failure != row.reason else ""),
+        ("tracker", "" if row.is_over else record.tags.get(OUTAGE_TAG, "")),
         ("not sent", _unsent_end(row, record)),
         *_advice(row),
     ]
@@ -98,10 +101,20 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
 
 
 def _unsent_end(row: Row, record: Record) -> str:
-    """Returns what to do about a run whose end was not journalled and so not sent to MLflow; empty for others."""
-    if not row.is_over or record.ended is not None or record.run.mlflow_run_id() is None:
+    """Returns what to do about a run that has ended and whose record MLflow lacks in part; empty for others."""
+    if not row.is_over:
         return ""
-    return f"MLflow shows it as running: {shlex.join(['ortlaunch', 'sync', str(row.run_dir)])}"
+    if record.run.mlflow_run_id() is None:
+        if not has_store(record.folder.path):
+            return ""
+        said = "MLflow does not have it"
+    elif record.ended is None:
+        said = "MLflow shows it as running"
+    elif record.run.unsent_bytes():
+        said = "MLflow lacks the end of its record"
+    else:
+        return ""
+    return f"{said}: {shlex.join(['ortlaunch', 'sync', str(row.run_dir)])}"
 
 
 def _where(row: Row) -> str:

@@ -47,7 +47,7 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     destinations, all_sent = _destinations(run_dirs, options)
     for run_dir, cfgs in destinations:
         end_note = end_if_dead(run_dir)
-        result = sync(run_dir, *cfgs)
+        result = sync(run_dir, *cfgs, asks=True)
         all_sent &= result.sent
         for sink_result in result.sinks:
             say(_line(run_dir, sink_result, end_note))
@@ -56,7 +56,7 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         # A sweep ends with its last run, so its own journal may have changed.
         task = task_of(run_dir)
         if task is not None and task.folder.is_dir() and task.folder not in sent and why_foreign(task.folder) is None:
-            all_sent &= sync(task.folder, *cfgs).sent
+            all_sent &= sync(task.folder, *cfgs, asks=True).sent
             sent.add(task.folder)
     return 0 if all_sent else 1
 
@@ -98,7 +98,7 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
     Raises:
         RequestError: no folder is named, or there is no run folder.
     """
-    named = [Path(folder) for folder in options.run_dir]
+    named = [Path(folder).expanduser() for folder in options.run_dir]
     if not options.all:
         if not named:
             raise RequestError("sync: name the run folders to send, or send all with --all")

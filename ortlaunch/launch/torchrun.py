@@ -41,7 +41,7 @@ def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> lis
     """
     return [
         sys.executable,
-        *("-m", "torch.distributed.run"),
+        *("-m", "ortlaunch.launch.agent", "torch.distributed.run"),
         f"--nnodes={nodes}",
         f"--nproc-per-node={workers}",
         "--rdzv-backend=c10d",

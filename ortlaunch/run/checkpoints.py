@@ -11,6 +11,8 @@ import itertools
 import json
 import math
 import re
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from ortlaunch.run import manifest
 
 META = "run.json"
 PARTIAL = ".partial"
+CONVERTED = "universal"
+"""The folder below a run's `scratch` in which DeepSpeed converts a checkpoint of another number of workers."""
 _DELETING = ".deleting"
 _NAME = re.compile(r"step-(\d{8,})")
 
@@ -217,3 +221,12 @@ def _remove(folder: Path, names: list[str]) -> None:
             path.rmdir()
         except OSError:
             return
+
+
+def remove_converted(scratch: Path) -> None:
+    """Removes a converted checkpoint. Files in `scratch` that are not ours stay, and so does a link to elsewhere."""
+    if scratch.is_symlink():
+        return
+    shutil.rmtree(scratch / CONVERTED, ignore_errors=True)
+    with suppress(OSError):
+        scratch.rmdir()

@@ -29,8 +29,10 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         remove_empty(new)
+        link = next((one for one in new if isinstance(error, FileExistsError) and one.is_symlink()), None)
+        why = f"{link} is a link to a folder that is not there" if link is not None else error.strerror
         raise RequestError(
-            f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
+            f"{path}: the folder cannot be made: {why}: choose another place for runs by run_root=FOLDER"
         ) from error
 
 

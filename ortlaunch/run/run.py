@@ -18,7 +18,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.reading import notice, read_json, read_text
-from ortlaunch.run.checkpoints import newest_name
+from ortlaunch.run.checkpoints import newest_name, remove_converted
 from ortlaunch.run.events import Ended, Status, is_count
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import Journal, iterate
@@ -289,7 +289,7 @@ class Run:
 
     @property
     def scratch(self) -> Path:
-        """The folder for temporary files while a checkpoint is loaded."""
+        """The folder for temporary files while a checkpoint is loaded; see `clear_scratch`."""
         return self.path / ".universal"
 
     # What reads and writes these files.
@@ -479,6 +479,20 @@ class Run:
         """The run's id in MLflow; None for a run that has not been sent."""
         run_id = (read_json(self.relay_file) or {}).get("mlflow_run_id")
         return run_id if isinstance(run_id, str) else None
+
+    def clear_scratch(self) -> None:
+        """Removes what loading a checkpoint has left, if workers were ended meanwhile."""
+        remove_converted(self.scratch)
+
+    def unsent_bytes(self) -> int:
+        """Bytes of the journal that MLflow has not got; 0 for a run of which nothing was sent."""
+        offset = (read_json(self.relay_file) or {}).get("offset")
+        if not is_count(offset):
+            return 0
+        try:
+            return max(0, self.journal_file.stat().st_size - offset)
+        except OSError:
+            return 0
 
 
 def runs_below(folder: Path) -> Iterator[Run]:

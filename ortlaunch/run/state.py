@@ -15,6 +15,8 @@ STOPPED_TAG = "ortlaunch.stopped_at_step"
 STANDING_TAG = "ortlaunch.standing_still"
 """The workers that stand still while others wait for them, since when and on which host; else `NOBODY_STANDS`."""
 NOBODY_STANDS = "none"
+OUTAGE_TAG = "ortlaunch.tracker_outage"
+"""The trackers that take no events, or took none for a while, and since when."""
 FIRST_STEP = "startup/time_to_first_step_seconds"
 """The metric that each attempt journals with its first step."""
 _RATES = ("throughput/tokens_per_second", "throughput/samples_per_second")

@@ -65,6 +65,14 @@ def has_trackers(run_dir: Path) -> bool:
     return main.get("name") == trackers.MAIN or bool(others)
 
 
+def has_store(run_dir: Path) -> bool:
+    """Whether the run folder's configuration names an MLflow store; False if the configuration cannot be read."""
+    try:
+        return bool(_nodes(run_dir)[0].get("name") == trackers.MAIN)
+    except RequestError:
+        return False
+
+
 def _mlflow(values: dict[str, Any], uri: str | None) -> MlflowConfig:
     if uri is not None:
         check_uri(uri, "--uri")

@@ -25,11 +25,14 @@ from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.artifacts import why_not_sent
 from ortlaunch.tracking.state import Destination, RelayState, destination
-from ortlaunch.tracking.tracker import Context, Identity, Sink
+from ortlaunch.tracking.tracker import Context, Identity, RecordLost, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
 _ERROR_LENGTH = 500
+_CAUSE_LENGTH = 200
+_SLOW_SECONDS = 180.0
+"""One step may take this long: a large file takes longer than any time limit of ours."""
 
 
 class RelayBusy(Exception):
@@ -43,9 +46,20 @@ class ParentUnknown(Exception):
 class Forwarder:
     """Sends a journal in chunks. A chunk that was sent only in part is sent again as a whole, which is harmless."""
 
-    def __init__(self, to: Destination) -> None:
+    def __init__(self, to: Destination, asks: bool = False) -> None:
+        """
+        Args:
+            to: the run and the tracker.
+            asks: the tracker is asked first whether it still has the run, which takes as long as it takes to answer.
+        """
         self.last_error = ""
+        self.unasked = ""
+        """Why the tracker could not be asked; empty if it has answered or was not asked."""
+        self._asks = asks
         self.sent_events = 0
+        self._cause = ""
+        self._failing_since: float | None = None
+        self._step_since: float | None = None
         self.to = to
         self._run_dir = to.run_dir
         self._journal = to.journal
@@ -85,20 +99,36 @@ class Forwarder:
         Returns:
             Whether there was something to send; None after a failure, which is logged and stored in `last_error`.
         """
+        began = self._step_since = time.monotonic()
         try:
             moved = self._step(final)
         except (Exception, SystemExit) as error:  # A user's own tracker may raise any exception.
             self._note_failure(error)
+            if isinstance(error, RecordLost):
+                self._begin_again()
+            self._failing_since = self._failing_since or began
             return None
+        finally:
+            self._step_since = None
+        self._failing_since = None
         if moved and self.last_error:
             self._log.info("%s takes events again", self.to.tracker.title)
             self.last_error = ""
         return moved
 
+    def outage(self) -> tuple[float, str] | None:
+        """For how many seconds the tracker has taken no events, and why. None if it takes them. Any thread may ask."""
+        failing, step, now = self._failing_since, self._step_since, time.monotonic()
+        if failing is not None:
+            return now - failing, self._cause
+        if step is not None and now - step > _SLOW_SECONDS:
+            return now - step, "it does not answer"
+        return None
+
     def known_mark(self) -> str | None:
         """The tracker's mark of the run, if the run was sent before and the tracker still has it."""
         mark = self.to.load().mark
-        return mark if mark is not None and self._made_sink().holds(mark) else None
+        return mark if mark is not None and self._is_held(self._made_sink(), mark) else None
 
     def journal_is_gone(self, status: Status) -> None:
         """Makes the next step end the run in the tracker with this status: there is no journal to read it from."""
@@ -143,7 +173,7 @@ class Forwarder:
 
     def _made_sink(self) -> Sink:
         if self._sink is None:
-            context = Context(self._run_dir, self._log, self._refuse, lambda folder: mark_of(folder, self.to.cfg))
+            context = Context(self._run_dir, self._log, self._refuse, self._mark_of)
             self._sink = self.to.tracker.sink(self.to.cfg, context)
         return self._sink
 
@@ -166,12 +196,38 @@ class Forwarder:
     def _stored_state(self, sink: Sink) -> RelayState:
         """The progress of earlier relays; none if the tracker has lost what they sent."""
         state = self.to.load()
-        if state.mark is None or sink.holds(state.mark):
+        if state.mark is None or self._is_held(sink, state.mark):
             return state
+        return self._forgotten(state.place)
+
+    def _forgotten(self, place: str) -> RelayState:
         self._log.warning("what was sent before is gone: everything is sent again")
-        state = RelayState(state.place)
+        state = RelayState(place)
         self.to.save(state)
         return state
+
+    def _is_held(self, sink: Sink, mark: str) -> bool:
+        """Whether the tracker has the run. One that cannot be asked now counts as having it."""
+        if not sink.holds(mark):
+            return False
+        if not self._asks:
+            return True
+        try:
+            return not sink.has_lost(mark)
+        except Exception as error:
+            self.unasked = _cause(error, self.to.scrubbed)
+            return True
+
+    def _begin_again(self) -> None:
+        """Makes the next step send the whole run as a new one, and a sweep's parent run too if that is lost as well."""
+        if self._state is not None:
+            self._forgotten(self._state.place)
+        self._asks = True
+        self._state, self._chunk, self._is_open = None, None, False
+        self._pending.clear()
+
+    def _mark_of(self, folder: Path) -> str | None:
+        return mark_of(folder, self.to.cfg, self._asks)
 
     def _translator_at(self, offset: int) -> Translator:
         """A translator that knows which points and parameters of the journal before `offset` were already sent."""
@@ -248,17 +304,19 @@ class Forwarder:
         is_ours = isinstance(error, RequestError)
         said = str(error) if is_ours else f"{type(error).__name__}: {library_error(error)}"
         text = self.to.scrubbed(said)[:_ERROR_LENGTH]
+        self._cause = _cause(error, self.to.scrubbed)
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
 
 
-def mark_of(folder: Path, cfg: Any) -> str | None:
+def mark_of(folder: Path, cfg: Any, asks: bool = False) -> str | None:
     """The mark of a sweep's parent run in a tracker. The parent run is created if it does not exist yet.
 
     Args:
         folder: the sweep's folder.
         cfg: the tracker's configuration.
+        asks: the tracker is asked whether it still has the parent run.
 
     Returns:
         The mark; None if the folder is gone, and the run then has no parent.
@@ -269,7 +327,7 @@ def mark_of(folder: Path, cfg: Any) -> str | None:
     to = destination(folder, cfg)
     if not to.journal.is_file():
         return None
-    forwarder = Forwarder(to)
+    forwarder = Forwarder(to, asks)
     try:
         known = forwarder.known_mark()
         if known is None:
@@ -280,6 +338,23 @@ def mark_of(folder: Path, cfg: Any) -> str | None:
     if known is not None:
         return known
     raise ParentUnknown(f"the run of the sweep {folder}: {forwarder.last_error or 'not yet there'}")
+
+
+def _cause(error: BaseException, scrubbed: Callable[[str], str]) -> str:
+    """Why a tracker took no events, in few words: what the system said, where libraries have wrapped it in others."""
+    # Our own messages say what is wrong and what to do.
+    is_ours = type(error).__module__.startswith("ortlaunch.")
+    seen: list[BaseException] = [] if is_ours else [error]
+    for inner in seen:  # The list grows: urllib3 keeps some causes among the arguments only.
+        if isinstance(inner, TimeoutError):
+            return "it does not answer in time"
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        if isinstance(inner, ConnectionError):
+            return str(inner)
+        further = (inner.__cause__, inner.__context__, *inner.args)
+        seen += [one for one in further if isinstance(one, BaseException) and one not in seen]
+    return scrubbed(library_error(error))[:_CAUSE_LENGTH]
 
 
 class _ScrubbingFormatter(logging.Formatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from ortlaunch.tracking.tracker import Context, Tracker
 if TYPE_CHECKING:
     from ortlaunch.tracking.sink import MlflowSink
 
+_MAGIC = b"SQLite format 3\0"
 TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
 """The environment variable for a tracking URI that holds a password, because no file may hold it."""
 
@@ -30,8 +32,10 @@ class MlflowTracker(Tracker[MlflowConfig]):
     variable = TRACKING_URI
 
     def check(self, cfg: MlflowConfig) -> None:
-        """Refuses a URI that MLflow would refuse."""
+        """Refuses a URI that MLflow would refuse, and a file that is no database."""
         check_uri(cfg.uri)
+        if (store := sqlite_path(cfg.uri)) is not None:
+            _check_file(cfg.uri, store)
         if has_credentials(cfg.artifacts):
             raise RequestError(
                 f"tracking.artifacts={redacted(cfg.artifacts)}: MLflow would show the credentials with every run: set "
@@ -93,6 +97,24 @@ class MlflowTracker(Tracker[MlflowConfig]):
         from ortlaunch.tracking.sink import MlflowSink
 
         return MlflowSink(cfg, context)
+
+
+def _check_file(uri: str, store: Path) -> None:
+    with suppress(OSError):
+        if store.is_dir():
+            raise RequestError(f"tracking.uri={uri}: {store} is a folder: name a file, or move the folder away")
+        if store.is_symlink() and not store.exists():
+            raise RequestError(
+                f"tracking.uri={uri}: {store} is a link to a file that is not there: name that file itself, "
+                f"tracking.uri=sqlite:///{store.resolve()}"
+            )
+        # MLflow makes a store of an empty file.
+        begins = store.open("rb").read(len(_MAGIC)) if store.is_file() else b""
+        if begins and begins != _MAGIC:
+            raise RequestError(
+                f"tracking.uri={uri}: {store} is no SQLite database: move it away, and ortlaunch makes a new store, "
+                "which ortlaunch sync --all fills with earlier runs"
+            )
 
 
 def _public(uri: str) -> str:

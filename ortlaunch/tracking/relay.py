@@ -45,6 +45,8 @@ class SinkResult:
     """One line for the user; empty if there is nothing to say."""
     sent_events: int = 0
     """The number of events that this relay sent."""
+    is_unsure: bool = False
+    """Whether the tracker has taken all events earlier, but could not be asked now whether it still has them."""
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class SinkResult:
     @property
     def sent(self) -> bool:
         """Whether the tracker has all events."""
-        return self.unsent_events == 0
+        return self.unsent_events == 0 and not self.is_unsure
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,15 @@ class Relay:
         """Begins to send in the background."""
         for sender in self._senders:
             sender.start()
+
+    def outages(self) -> dict[str, tuple[float, str]]:
+        """The trackers that take no events now: for how many seconds they have taken none, and why."""
+        found = {}
+        for sender in self._senders:
+            if (outage := sender.forwarder.outage()) is not None:
+                to = sender.forwarder.to
+                found[f"{to.tracker.title} at {to.place}"] = outage
+        return found
 
     def finish(self, deadline_seconds: float, is_cut_short: Callable[[], bool] = lambda: False) -> RelayResult:
         """Sends what is left and stops.
@@ -205,14 +216,16 @@ class _Sender:
             self._hurry.wait(seconds)
 
 
-def sync(run_dir: Path, *cfgs: Any) -> RelayResult:
+def sync(run_dir: Path, *cfgs: Any, asks: bool = False) -> RelayResult:
     """Sends what is left of a run's journal in the foreground. It gives up after some failed tries in a row.
 
     Args:
         run_dir: the run folder, or a sweep's.
         *cfgs: the trackers' configurations.
+        asks: the trackers are asked whether they still have what was sent before; all is sent again to those that
+            have lost it.
     """
-    forwarders = [Forwarder(to) for to in _destinations(run_dir, cfgs)]
+    forwarders = [Forwarder(to, asks) for to in _destinations(run_dir, cfgs)]
     threads = [threading.Thread(target=_send_rest, args=(other,), daemon=True) for other in forwarders[1:]]
     for thread in threads:
         thread.start()
@@ -252,6 +265,8 @@ def _result(forwarder: Forwarder) -> SinkResult:
         why = f" ({forwarder.last_error})" if forwarder.last_error else ""
         parts.append(f"{unsent} journal events have not reached {to.tracker.title} at {to.place}{why}")
         parts.append(f"send them with: {shlex.join(['ortlaunch', 'sync', str(to.run_dir)])}")
+    elif forwarder.unasked:
+        parts.append(f"{to.tracker.title} at {to.place} cannot be asked whether it still has them: {forwarder.unasked}")
     if forwarder.refused:
         parts.append(f"{forwarder.refused} values were left out: see {Run(to.run_dir).relay_log}")
-    return SinkResult(to, unsent, to.load().mark, "; ".join(parts), forwarder.sent_events)
+    return SinkResult(to, unsent, to.load().mark, "; ".join(parts), forwarder.sent_events, bool(forwarder.unasked))

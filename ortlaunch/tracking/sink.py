@@ -11,10 +11,9 @@ from ortlaunch.base.user import user_name
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
 from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
-from ortlaunch.run.run import Run
 from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.store import open_client, patience, quoted
-from ortlaunch.tracking.tracker import Context, Identity, Sink
+from ortlaunch.tracking.tracker import Context, Identity, RecordLost, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ PARENT_TAG = "mlflow.parentRunId"
 """MLflow's own tag with the id of the parent run."""
 _POINTS_PER_CALL = 1000
 _VALUES_PER_CALL = 100
-_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
+_UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
+_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", _UNKNOWN, "BAD_REQUEST")
 _ARTIFACT_TRIES = 3
 _ARTIFACT_SECONDS = 120
 _SETTLE_SECONDS = 1.0
@@ -74,10 +74,21 @@ class MlflowSink(Sink):
         Returns:
             MLflow's id of the run.
         """
-        if self._opened is None:
-            self._opened = open_client(self._cfg.uri, self._cfg.timeout_seconds)
+        self._connect()
         self._run_id = mark or self._found_or_created(identity)
         return self._run_id
+
+    def has_lost(self, mark: str) -> bool:
+        """Whether a server has no such run, for example because its database was replaced. Of a file, `holds` tells."""
+        if sqlite_path(self._cfg.uri) is not None:
+            return False
+        try:
+            self._connect().get_run(mark)
+        except Exception as error:
+            if getattr(error, "error_code", None) != _UNKNOWN:
+                raise
+            return True
+        return False
 
     def send(self, operation: Operation) -> None:
         """Executes one operation."""
@@ -95,6 +106,11 @@ class MlflowSink(Sink):
             self._attempt("the new start", lambda: self._client.update_run(self._run_id, status="RUNNING"))
         else:
             self._end(operation)
+
+    def _connect(self) -> MlflowClient:
+        if self._opened is None:
+            self._opened = open_client(self._cfg.uri, self._cfg.timeout_seconds)
+        return self._opened
 
     @property
     def _client(self) -> MlflowClient:
@@ -250,9 +266,8 @@ class MlflowSink(Sink):
         try:
             run = self._client.get_run(self._run_id)
         except Exception as error:
-            if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-                advice = f"remove {Run(self._run_dir).relay_file} to send it as a new one"
-                raise RunGone(f"the MLflow run {self._run_id} is gone: {advice}") from error
+            if getattr(error, "error_code", None) == _UNKNOWN:
+                raise RecordLost(f"MLflow has no run {self._run_id} any more") from error
             raise
         if run.info.lifecycle_stage != "active":
             raise RunGone(f"the run {self._run_id} is deleted in MLflow: restore it there to send what is left")

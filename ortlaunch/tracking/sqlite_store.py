@@ -215,7 +215,8 @@ def _make(path: Path) -> None:
         said.seek(0)
         lines = said.read().decode(errors="replace").strip().splitlines()
     if code:
-        raise OSError(f"{path} could not be made: {lines[-1] if lines else f'exit code {code}'}")
+        why = next((line for line in reversed(lines) if line.strip(" :")), f"exit code {code}")
+        raise OSError(f"{path} could not be made: {why}")
 
 
 @contextlib.contextmanager

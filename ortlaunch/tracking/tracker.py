@@ -48,12 +48,16 @@ class Context:
     """Returns the mark of another run folder, such as the sweep's, which it sends first; None if the folder is gone."""
 
 
+class RecordLost(Exception):
+    """The tracker answers that it no longer has the run. The relay then sends the whole run again, as a new one."""
+
+
 class Sink(Protocol):
     """One run in one tracker.
 
     The relay calls a sink from one thread. Every method may raise: the relay logs the error and calls again later with
-    the same operation. After a crash it sends everything since the last `commit` again, so sending twice must be
-    harmless.
+    the same operation; after `RecordLost` it sends the whole run again. After a crash it sends everything since the
+    last `commit` again, so sending twice must be harmless.
     """
 
     def open(self, identity: Identity, mark: str | None) -> str:
@@ -86,6 +90,10 @@ class Sink(Protocol):
         The relay calls this before `open`. It must not wait for a server.
         """
         return True
+
+    def has_lost(self, mark: str) -> bool:
+        """Whether the tracker answers that it has no run with this mark. `ortlaunch sync` asks, and waits for that."""
+        return False
 
     def close(self) -> None:
         """Ends the use of this sink: this process sends nothing more."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Task, make_task
@@ -25,6 +26,7 @@ from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
+from ortlaunch.trainer.ranges import Ranges
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.weights import load_weights
 from ortlaunch.trainer.wrapping import wrap
@@ -145,7 +147,15 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     (first,) = batches.peek(1)
     check_ids(built.model, first)
     task = make_task(built.model, first)
-    flops = counted_flops(context.config, built.model, task, first)
+    ranges = Ranges(first)
+    try:
+        with ranges:
+            flops = counted_flops(context.config, built.model, task, first)
+    except RequestError:
+        # The data may say how many ids or classes there are, which makes a better message.
+        ranges.check(context.config, built.data.loader)
+        raise
+    ranges.check(context.config, built.data.loader)
     engine = wrap(built.model, context.config, context.workers, task, context.run.path)
     return Wrapped(built, engine, task, batches, flops)
 

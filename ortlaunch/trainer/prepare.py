@@ -18,6 +18,7 @@ from ortlaunch.models.checks import check_model
 from ortlaunch.models.registry import construct
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.memory_error import is_lack_of_memory
+from ortlaunch.trainer.ranges import out_of_range
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers
 
@@ -117,6 +118,8 @@ def counted_flops(config: Config, model: torch.nn.Module, task: Task, batch: Bat
     except (RuntimeError, ValueError, IndexError) as error:
         if _NO_COLLECTIVE in str(error):
             return None
+        if (said := out_of_range(error, config)) is not None:
+            raise RequestError(said) from error
         # The user's own code has its traceback.
         is_own = any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
         if is_own or is_lack_of_memory(error):

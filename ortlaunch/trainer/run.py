@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortlaunch.config.schema import Config
-from ortlaunch.trainer import memory_error
+from ortlaunch.trainer import memory_error, ranges
 from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.build import build
 from ortlaunch.trainer.context import open_context
@@ -49,7 +49,7 @@ def train_run(
             selection.give_up(error)
         if context is not None and context.journal is not None:
             context.journal.release()
-        explanation = memory_error.explained(error, config, run_dir, workers.rank)
+        explanation = memory_error.explained(ranges.explained(error, config), config, run_dir, workers.rank)
         if explanation is error:
             raise
         raise explanation from error

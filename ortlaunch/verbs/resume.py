@@ -26,15 +26,18 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
 from ortlaunch.run.checkpoints import beyond, step_of
+from ortlaunch.run.claim import Claim
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run, job_key
+from ortlaunch.run.state import RunState
 from ortlaunch.tracking import trackers
 
 _MOVABLE = ("path", "tokenizer", "workers")
@@ -73,54 +76,101 @@ def resume(arguments: list[str]) -> int:
         raise RequestError(
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
-    run_dir = find_run(arguments[0]).path
-    run = Run(run_dir)
-    # Its configuration names the model's code, its trackers and its data.
-    run.require_own("resume")
-    if newest := run.newest_checkpoint():
-        checkpoint = run.checkpoints / newest
-        require_own(checkpoint, checkpoint / manifest.NAME, use="resume")
+    run = Run(find_run(arguments[0]).path)
+    checkpoint = _own_checkpoint(run)
     # All that is read from here on must still hold when the run is claimed.
     known = claim.number(run)
-    # The variables come first, so that a key on the command line overrides them.
-    stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
-    new = _changed(stored, arguments[1:], run_dir)
-    trackers.check_credentials(new)
-    launcher = launcher_of(new)
-    if runs_ort_here(new):
-        require_ort("resume: backend=ort, which the run keeps,", otherwise="")
-    config = prepared(launcher.resumed(new, run_dir))
-    state = run.state()
-    keeps_record = launcher.keeps_record(config)
+    stored, config = _configurations(run, arguments[1:])
+    launcher, done = launcher_of(config), stored.train.steps
+    state, keeps_record = run.state(), launcher.keeps_record(config)
     if keeps_record:
-        _check_ended(run_dir, config.launcher.grace_seconds)
-    done = stored.train.steps
-    if state.ended == "FINISHED" and config.train.steps <= done:
-        # Otherwise the run would train its last steps again.
-        raise RequestError(
-            f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
-        )
+        _check_ended(run.path, config.launcher.grace_seconds)
     launches = keeps_record and not config.launcher.dry_run
-    is_unsaid = state.ended is None and run.is_done()
-    if launches and is_unsaid and config.train.steps <= done and _would_begin_before(run, done):
+    _check_work_left(run, state, done, config.train.steps)
+    if launches and _is_unsaid(run, state, done, config.train.steps):
         return _close(run, done)
-    if newest and config.train.resume == "auto":
+    if checkpoint is not None and config.train.resume == "auto":
         _check_steps(checkpoint, config.train.steps)
-    # A run that was killed early has journalled neither id nor name.
-    run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
-    name = state.name or run_dir.name
-    plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
-    words = ["resume", *arguments]
+    plan, words = _planned(config, run, state), ["resume", *arguments]
     if not launches:
         return launcher.submit(plan, config, words)
-    try:
-        own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
-    except OSError as error:
-        raise RequestError(f"{run_dir} cannot be written: {error.strerror or error}") from error
+    own_claim = _claimed(run, known)
     try:
         return launcher.submit(plan, config, words)
     finally:
         own_claim.release()
+
+
+def _own_checkpoint(run: Run) -> Path | None:
+    """Returns the run's newest checkpoint; None if there is none.
+
+    Raises:
+        RequestError: another user may have written the run, whose configuration names the model's code, its trackers
+            and its data, or the checkpoint.
+    """
+    run.require_own("resume")
+    newest = run.newest_checkpoint()
+    if not newest:
+        return None
+    checkpoint = run.checkpoints / newest
+    require_own(checkpoint, checkpoint / manifest.NAME, use="resume")
+    return checkpoint
+
+
+def _configurations(run: Run, words: list[str]) -> tuple[Config, Config]:
+    """Returns the run's stored configuration, and the one with which it is launched again.
+
+    Raises:
+        RequestError: a key is wrong, what the run needs is not there, or a tracker's password is missing.
+    """
+    # The variables come first, so that a key on the command line overrides them.
+    stored = trackers.with_credentials(_stored_config(run.path), os.environ)
+    new = _changed(stored, words, run.path)
+    trackers.check_credentials(new)
+    if runs_ort_here(new):
+        require_ort("resume: backend=ort, which the run keeps,", otherwise="")
+    return stored, prepared(launcher_of(new).resumed(new, run.path))
+
+
+def _check_work_left(run: Run, state: RunState, done: int, steps: int) -> None:
+    """Refuses a run that has finished and is given no further steps, because it would train its last steps again.
+
+    Args:
+        run: the run.
+        state: what its journal says.
+        done: how many steps it was to make.
+        steps: how many it is to make now.
+
+    Raises:
+        RequestError: there is nothing to do.
+    """
+    if state.ended == "FINISHED" and steps <= done:
+        raise RequestError(
+            f"{run.path} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
+        )
+
+
+def _is_unsaid(run: Run, state: RunState, done: int, steps: int) -> bool:
+    """Whether all steps are done and only the end is not journalled; the arguments are those of `_check_work_left`."""
+    return state.ended is None and run.is_done() and steps <= done and _would_begin_before(run, done)
+
+
+def _planned(config: Config, run: Run, state: RunState) -> LaunchPlan:
+    """Returns the plan of the run's next attempt. A run that was killed early has journalled neither id nor name."""
+    run_id = state.run_id or RunKey.of_folder(run.path.name).run_id
+    return plan_in(config, run.path, run_id, state.name or run.path.name, attempt=max(1, state.attempts))
+
+
+def _claimed(run: Run, known: int) -> Claim:
+    """Claims the run.
+
+    Raises:
+        RequestError: it was launched since the claim `known`, or its folder cannot be written.
+    """
+    try:
+        return claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
+    except OSError as error:
+        raise RequestError(f"{run.path} cannot be written: {error.strerror or error}") from error
 
 
 def _would_begin_before(run: Run, step: int) -> bool:

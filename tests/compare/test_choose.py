@@ -210,6 +210,23 @@ def test_a_sweeps_baseline_is_its_first_run_that_finished(
     assert baseline_of(store, experiment=experiment, sweep=sweep) == ("b", "the first run of the sweep that finished")
 
 
+def test_a_sweep_keeps_its_baseline_beside_runs_with_a_tag(
+    store: MlflowConfig, make: Make, experiment: str, client: Any
+) -> None:
+    team = {"team": experiment}
+    make("earlier", 9.0, tags=team | {"backend": "eager"})
+    sweep = make("sweep", tags={"kind": "sweep"})
+    for number, (name, status) in enumerate((("a", "FAILED"), ("b", "FINISHED"))):
+        # The run that finished was too short for a throughput.
+        run_id = make(name, None, tags={"sweep_task": str(number)}, status=status)
+        client.set_tag(run_id, PARENT_TAG, sweep)
+    wanted = {"experiment": experiment, "sweep": sweep, "tags": [("ortlaunch.team", experiment)]}
+    assert names(store, **wanted) == ["a", "b", "earlier"]
+    assert baseline_of(store, **wanted) == ("b", "the first run of the sweep that finished")
+    client.set_terminated(run_id, "FAILED")
+    assert baseline_of(store, **wanted) == ("earlier", "the oldest eager run of gpt2 that finished")
+
+
 def test_runs_that_came_to_other_steps_are_no_repeats(
     store: MlflowConfig, make: Make, experiment: str, capsys: Any
 ) -> None:

@@ -13,15 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.sockets import socket_folder
+
 WORKER = """
 import multiprocessing, signal, sys
 import torch
+from ortlaunch.base.sockets import use_socket_folder
 from ortlaunch.config.schema import SyntheticConfig
 from ortlaunch.data.loader import build_loader
 
 # torch's own look after the worker, which would do in some seconds what is tested here.
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 1000
 stop = []
+use_socket_folder()
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: stop.append(1))
 loader = build_loader(SyntheticConfig(workers=2), batch_size=2, rank=0, world_size=1, seed=0)
@@ -108,3 +112,20 @@ def test_loader_processes_end_when_their_worker_is_killed(workers: list[subproce
     worker, children = start(workers, "close")
     worker.kill()
     assert not wait_gone(children)
+
+
+def test_sockets_of_loader_processes_that_are_killed_do_not_stay(
+    workers: list[subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("ORTLAUNCH_SOCKETS", "")
+    with socket_folder():
+        worker, children = start(workers, "close")
+        (folder,) = tmp_path.iterdir()
+        assert any(path.is_socket() for path in folder.iterdir())
+        worker.kill()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        assert not wait_gone(children)
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ A stand-in for torchrun journals steps, so that nothing is trained: see `tests.s
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.follow.status import status
 from ortlaunch.follow.sync import end_if_dead
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
+from ortlaunch.run.state import OUTAGE_TAG
 from tests.support.stand_in import start
 
 SECONDS = 60
@@ -128,6 +131,23 @@ def test_a_journal_that_cannot_be_read_for_once_ends_no_training(tmp_path: Path)
     assert the_run(tmp_path).state().ended == "FINISHED"
 
 
+def test_a_tracker_that_is_away_is_told_while_the_run_goes_on(tmp_path: Path, capsys) -> None:
+    uri = "http://127.0.0.1:9"
+    keys = (f"tracking.uri={uri}", "tracking.timeout_seconds=1", "tracking.flush_seconds=0")
+    process = start(tmp_path, 1000, "tells_outages_soon", *keys)
+    seen = wait_for_line(process, f"MLflow at {uri} takes no events since ")
+    assert seen.endswith(": Connection refused. Training goes on, and the journal keeps them until it takes them\n")
+    run = the_run(tmp_path)
+    assert run.state().tags[OUTAGE_TAG].startswith(f"MLflow at {uri} takes no events since ")
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (130, ""), rest
+    assert "takes no events" not in rest, "it is told once"
+    assert run.state().tags[OUTAGE_TAG].endswith(" to the end of the run")
+    assert status([str(run.path)]) == 0
+    assert f"MLflow does not have it: ortlaunch sync {run.path}" in capsys.readouterr().out
+
+
 def test_a_full_disk_at_the_end_is_no_kill(tmp_path: Path) -> None:
     process = start(tmp_path, 5, "journal_full_at_the_end", "tracking=none")
     out, errors = process.communicate(timeout=SECONDS)
@@ -150,6 +170,35 @@ def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.glob("runs/*/2*")) == []
 
 
+def test_sweeps_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    """Of the next minute, each second's folder is there already, as that of another sweep."""
+    others = [
+        tmp_path / "runs" / "default" / time.strftime("multirun-%Y%m%d-%H%M%S", time.localtime(time.time() + second))
+        for second in range(SECONDS)
+    ]
+    for other in others:
+        other.mkdir(parents=True)
+        (other / "sweep.json").write_text("another's")
+    process = start(tmp_path, 2, "none", "tracking=none", "seed=1,2", "-m")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert all([path.name for path in other.iterdir()] == ["sweep.json"] for other in others)
+    assert all((other / "sweep.json").read_text() == "another's" for other in others)
+    (own,) = {path for path in (tmp_path / "runs" / "default").glob("multirun-*") if path not in others}
+    assert own.name.endswith("-2") and f"sweep:      {own}\n" in out
+    assert len(json.loads((own / "sweep.json").read_text())["runs"]) == 2
+
+
+def test_a_sweep_on_a_full_disk_names_its_folder(tmp_path: Path) -> None:
+    process = start(tmp_path, 5, "full_at_the_start", "tracking=none", "seed=1,2", "-m")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, len(errors.splitlines())) == (2, 1), out + errors
+    assert (
+        errors.startswith(f"ortlaunch: {tmp_path}/runs/") and " cannot be written: File too large: make room" in errors
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("fault", ["full_at_the_start", "nearly_full_at_the_start"])
 def test_a_full_disk_leaves_a_run_that_is_resumed_as_it_was(tmp_path: Path, fault: str) -> None:
     assert start(tmp_path, 5, "none", "tracking=none").wait(SECONDS) == 0
@@ -166,6 +215,16 @@ def test_a_full_disk_leaves_a_run_that_is_resumed_as_it_was(tmp_path: Path, faul
     assert content() == before
     resumed = start(tmp_path, 5, "none", *words)
     assert resumed.wait(SECONDS) == 0, resumed.stderr and resumed.stderr.read()
+
+
+def test_a_converted_checkpoint_of_workers_that_were_ended_does_not_stay(tmp_path: Path) -> None:
+    """DeepSpeed's conversion for another number of workers takes as much room as the checkpoint."""
+    assert start(tmp_path, 2, "none", "tracking=none").wait(SECONDS) == 0
+    run = the_run(tmp_path)
+    (run.scratch / "universal" / "zero").mkdir(parents=True)
+    resumed = start(tmp_path, 2, "none", "resume", str(run.path), "train.steps=2000")
+    assert resumed.wait(SECONDS) == 0, resumed.stderr and resumed.stderr.read()
+    assert not run.scratch.exists()
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])

@@ -9,6 +9,7 @@ import pytest
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config import devices
 from ortlaunch.config.load import to_config
+from ortlaunch.launch import agent
 from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.planning import make_plan
@@ -74,15 +75,19 @@ def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, varia
     assert devices.visible_gpus() == count
 
 
-def test_torchrun_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.run import config_from_args, parse_args
+def test_torchrun_leaves_no_folder_behind_and_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import run as torchrun
 
+    monkeypatch.setattr(torchrun, "DefaultLogsSpecs", torchrun.DefaultLogsSpecs)  # It is put back afterwards.
+    agent._stop_copying(torchrun)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it where it is not set.
     command = part("launcher.workers_per_node=2").start.command
-    config, _, _ = config_from_args(parse_args(command[3:]))
+    assert command[1:4] == ["-m", agent.__name__, torchrun.__name__]
+    config, _, _ = torchrun.config_from_args(torchrun.parse_args(command[4:]))
     destination = config.logs_specs.reify({0: {}, 1: {}})
     assert set(destination.stdouts.values()) == {""}, "the workers have torchrun's own output"
+    assert destination.tee_stdouts == destination.tee_stderrs == {}, "no thread looks for output to copy"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -45,6 +45,7 @@ def test_its_end_cuts_the_wait_short(tmp_path: Path) -> None:
     while group.poll() is None:
         group.wait(60)
     assert group.poll() == 3
+    assert group._process.stdout is not None and group._process.stdout.closed, "PYTHONWARNINGS=error would say so"
     assert time.monotonic() - begun < 30
 
 

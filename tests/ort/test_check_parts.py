@@ -21,7 +21,7 @@ from ortlaunch.check.report import Export
 from ortlaunch.check.structure import check_calls, check_structure
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import ModelConfig, OrtConfig
+from ortlaunch.config.schema import Config, ModelConfig, OrtConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort.verify.reference import Reference
@@ -370,13 +370,21 @@ def test_the_cost_is_that_of_the_run_with_its_activation_checkpointing() -> None
         measure(to_config(compose(overrides)), threads=1)
 
 
+def plain_config() -> Config:
+    return to_config(compose(["model=mlp", "device=cpu"]))
+
+
 def test_structure_of_a_sound_model() -> None:
     model, data = Net(), batches(1)
     found = check_structure(model)
-    check_calls(model, data[0], found)
+    check_calls(model, data[0], found, plain_config())
     assert (found.status, found.problems, found.parameters) == ("ok", [], 8 * 8 + 8 + 8 * 3 + 3)
     assert [one.name for one in found.inputs] == ["x", "labels"]
     assert [(one.name, one.shape, one.dtype) for one in found.outputs] == [("output", [4, 3], "float32")]
+    check_calls(model, data[0] | {"labels": torch.tensor([0, 1, 2, 7])}, found, plain_config())
+    assert found.status == "failed" and found.problems[0].startswith(
+        "the data has the label 7 and the model knows 0 to 2"
+    )
 
 
 def test_structure_names_tensors_that_are_not_registered() -> None:
@@ -393,7 +401,7 @@ def test_structure_refuses_hidden_parameters_and_things_that_are_no_module() -> 
 
 def test_structure_refuses_outputs_that_are_no_tensors() -> None:
     model, found = Chatty(), check_structure(Chatty())
-    check_calls(model, batches(1)[0], found)
+    check_calls(model, batches(1)[0], found, plain_config())
     assert found.status == "failed"
     (problem,) = found.problems
     assert "'kinds'" in problem

@@ -71,3 +71,11 @@ def test_nothing_is_left_of_what_cannot_be_made(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="the folder cannot be made: File name too long"):
             make_run_folder(folder / ("x" * 300))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "runs"
+    link.symlink_to("nowhere")
+    with pytest.raises(RequestError, match=f"made: {link} is a link to a folder that is not there: choose"):
+        make_run_folder(link / "default" / "one")
+    assert list(tmp_path.iterdir()) == [link]

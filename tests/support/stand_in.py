@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ortlaunch import cli
+from ortlaunch.launch import outages
 from ortlaunch.launch.local import launcher, run
 from ortlaunch.launch.plan import NodePart, Start
 from tests.support.environment import environment
@@ -102,6 +103,11 @@ def says_when_it_sends() -> None:
         return send(*arguments)
 
     run._Attempt._send_the_rest = telling
+
+
+def tells_outages_soon() -> None:
+    """The launcher reports a tracker that is away after half a second."""
+    outages._AWAY_SECONDS, outages._LOOK_SECONDS = 0.5, 0.2
 
 
 def journal_stale() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,11 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.follow.sync import sync_main
+from ortlaunch.launch.outages import Outages
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import OUTAGE_TAG
 from ortlaunch.tracking.relay import Relay, sync
 from tests.support.servers import between
 
@@ -20,6 +25,10 @@ NewRun = Callable[..., tuple[Path, Journal]]
 
 def config(uri: str, timeout_seconds: int = 1) -> MlflowConfig:
     return MlflowConfig(uri=uri, timeout_seconds=timeout_seconds)
+
+
+def experiment_of(client: Any, name: str) -> list[str]:
+    return [client.get_experiment_by_name(name).experiment_id]
 
 
 def wait_for_offset(run_dir: Path, behind: int) -> int:
@@ -91,6 +100,86 @@ def test_outages_lose_and_double_nothing(server: Any, new_run: NewRun, client: A
     assert [file.path for file in opened.list_artifacts(result.mlflow_run_id, "config")] == ["config/config.yaml"]
     log = (run_dir / "logs" / "relay.log").read_text()
     assert "not sent" in log and "takes events again" in log
+
+
+def test_an_outage_is_told_and_journalled_while_it_lasts(
+    server: Any, new_run: NewRun, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortlaunch.launch.outages._AWAY_SECONDS", 0.3)
+    monkeypatch.setattr("ortlaunch.launch.outages._LOOK_SECONDS", 0.1)
+    server.up()
+    run_dir, journal = new_run("told")
+    relay = Relay(run_dir, config(server.uri))
+    outages = Outages(Run(run_dir), relay)
+    relay.start()
+    wait_for_offset(run_dir, 0)
+    said: list[str] = []
+
+    def journal_until(text: str) -> str:
+        """Trains on until something is said; returns the tag."""
+        deadline = time.monotonic() + 60
+        while not any(text in line for line in said):
+            assert time.monotonic() < deadline, (said, (run_dir / "logs" / "relay.log").read_text())
+            journal.metrics(len(said), {"a": 1.0})
+            said.extend(outages.look())
+            time.sleep(0.1)
+        return str(Run(run_dir).state().tags[OUTAGE_TAG])
+
+    name = f"MLflow at {server.uri}"
+    server.freeze()
+    away = journal_until(f"{name} takes no events since")
+    assert "it does not answer in time. Training goes on" in said[-1]
+    assert away.startswith(f"{name} takes no events since ")
+    server.thaw()
+    assert journal_until(f"{name} takes events again").startswith(f"{name} took no events from ")
+    server.kill()
+    said.clear()
+    journal_until(f"{name} takes no events since")
+    assert "Connection re" in said[-1], "refused, or reset where one was open"
+    server.up()
+    over = journal_until(f"{name} takes events again")
+    journal.end("FINISHED")
+    assert relay.finish(60).sent and len(said) == 2
+    (found,) = client(server.uri).search_runs(experiment_of(client(server.uri), "told"))
+    assert found.data.tags[OUTAGE_TAG] == over
+
+
+def test_a_server_that_has_lost_its_runs_gets_them_again(
+    server: Any, new_run: NewRun, client: Any, history: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its database was replaced by an empty one: under a run that goes on, and after one that was sent wholly."""
+    server.up()
+    sent, journal = new_run("lost", "sent")
+    journal.metrics(1, {"a": 1.0})
+    journal.end("FINISHED")
+    tracking = {"name": "mlflow", "uri": server.uri, "timeout_seconds": 1}
+    (sent / "config.yaml").write_text(json.dumps({"experiment": "lost", "tracking": tracking}))
+    assert sync_main([str(sent)]) == 0
+    run_dir, journal = new_run("lost", "running")
+    relay = Relay(run_dir, config(server.uri))
+    relay.start()
+    journal.metrics(1, {"a": 1.0})
+    wait_for_offset(run_dir, 0)
+    server.kill()
+    capsys.readouterr()
+    assert sync_main([str(sent)]) == 1, "it is not known whether the server still has it"
+    said = capsys.readouterr().out
+    # A connection that was kept open is closed by the other side.
+    assert re.search(f"MLflow at {server.uri} cannot be asked whether it still has them: (Conn|Remote end cl)", said)
+    (server.folder / "server.db").unlink()
+    server.up()
+    journal.metrics(2, {"a": 2.0})
+    journal.end("FINISHED")
+    result = relay.finish(60)
+    assert result.sent, result.message
+    assert history(client(server.uri), result.mlflow_run_id, "a") == [(1, 1.0), (2, 2.0)]
+    assert sync_main([str(sent)]) == 0
+    assert ": 3 events sent, MLflow run " in capsys.readouterr().out
+    assert sync_main([str(sent)]) == 0
+    assert ": 0 events sent, MLflow run " in capsys.readouterr().out
+    opened = client(server.uri)
+    names = [run.info.run_name for run in opened.search_runs(experiment_of(opened, "lost"))]
+    assert sorted(names) == ["running", "sent"]
 
 
 def test_run_whose_creation_got_no_answer_is_not_created_twice(server: Any, new_run: NewRun, client: Any) -> None:

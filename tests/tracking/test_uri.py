@@ -20,6 +20,7 @@ from ortlaunch.config.tracking_uri import (
     resolve_tracking,
     sqlite_path,
 )
+from ortlaunch.tracking.mlflow import MlflowTracker
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,8 @@ def test_good_uris_pass(uri: str) -> None:
         ("", "sqlite:///mlruns.db"),
         ("localhost:5000", "http://localhost:5000"),
         ("http:///x", "http://HOST:PORT"),
+        ("http://host:99999", "names no port from 1 to 65535"),
+        ("https://host:0/x", "https://HOST:PORT"),
         ("sqlite://mlruns.db", "sqlite:///FILE.db"),
         ("sqlite:///:memory:", "sqlite:///FILE.db"),
         ("sqlite:///", "sqlite:///FILE.db"),
@@ -193,3 +196,25 @@ def test_scrubbed_finds_the_password_anywhere(monkeypatch: pytest.MonkeyPatch) -
     uri = "http://user:ge%40heim@host"
     text = f"{uri} failed for ge@heim, ge%40heim and zeichen; see https://a:b@c/d"
     assert scrubbed(text, uri) == "http://***@host failed for ***, *** and ***; see https://***@c/d"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "is a folder: name a file"), (b"garbage", "is no SQLite database")]
+)
+def test_a_file_that_is_no_database_is_refused_before_the_run(tmp_path: Path, content: bytes | None, said: str) -> None:
+    store = tmp_path / "mlruns.db"
+    if content is None:
+        store.mkdir()
+    else:
+        store.write_bytes(content)
+    tracker = MlflowTracker("mlflow")
+    with pytest.raises(RequestError, match=said):
+        tracker.check(MlflowConfig(uri=f"sqlite:///{store}"))
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "later.db")
+    with pytest.raises(RequestError, match=f"name that file itself, tracking.uri=sqlite:///{tmp_path}/later.db"):
+        tracker.check(MlflowConfig(uri=f"sqlite:///{link}"))
+    if content is not None:
+        for good in (b"", b"SQLite format 3\0 and pages"):
+            store.write_bytes(good)
+            tracker.check(MlflowConfig(uri=f"sqlite:///{store}"))

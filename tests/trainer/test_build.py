@@ -119,6 +119,8 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
         (["model=vit", "data.image_size=9"], "doesn't match model"),
         (["model=vit", "model.params.patch_size=16"], "model=vit cannot compute a sample of data=digits"),
         (["model=vit", "model.params.num_channels=3"], "model=vit cannot compute a sample of data=digits"),
+        (["model.params.output_dim=5"], "the data has 10 classes and the model's cross entropy knows 5: set model."),
+        (["model=resnet", "model.params.num_labels=7"], "knows 7: set model.params.num_labels=10"),
     ],
 )
 def test_a_library_model_that_cannot_take_the_data_says_so_in_one_message(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.memory.check import Watch
+from ortlaunch.launch.outages import Outages
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.stalls import Stalls
@@ -44,6 +46,8 @@ _POLL_SECONDS = 0.5
 _GONE_SECONDS = 5.0
 """How long a tracker may take to hear of the end of a run whose folder is gone."""
 _TAIL_LINES = 15
+_ROOM_BYTES = 4096
+"""A disk with less room takes no file."""
 
 
 def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> int:
@@ -228,12 +232,17 @@ def _run_workers(
         display.start()
         if relay is not None:
             relay.start()
-        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory)
+        outages = None if relay is None else Outages(part.plan.files, relay)
+        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory, outages)
+        if outages is not None:
+            outages.end()
         # Workers that are ended before their first step, or by this launcher, fail because of that.
         by_themselves = display.trains and not group.was_ended
     finally:
         group.kill()
         display.stop()
+        if part.rank == 0:
+            part.plan.files.clear_scratch()
     if stop.signal is not None and code and not display.trains:
         _note_stop_before_step(part)
     outcome = _outcome(part, code, stop.signal, by_themselves=by_themselves)
@@ -296,6 +305,7 @@ def _watch(
     launcher: LauncherConfig,
     own_claim: Claim | None,
     memory: Watch,
+    outages: Outages | None,
 ) -> int:
     """Watches the workers until torchrun ends or the run folder is gone; returns torchrun's exit code.
 
@@ -317,8 +327,9 @@ def _watch(
             return code
         if gone.is_over():
             return exit_codes.FAILED
-        for line in [*(stalls.look() if stalls is not None else []), *memory.look()]:
-            display.line(line)
+        for watch in (stalls, memory, outages):
+            for line in watch.look() if watch is not None else []:
+                display.line(line)
         stopping.act()
         group.wait(_POLL_SECONDS)
 
@@ -429,7 +440,17 @@ def _torchrun_failure(part: NodePart, code: int) -> failure.Failure:
     log = part.torchrun_log
     said = log.read_text(errors="replace") if log.is_file() else ""
     tail = "\n".join(said.strip().splitlines()[-_TAIL_LINES:])
-    return failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
+    text = f"torchrun ended with {code}:\n{tail}" if tail else f"torchrun ended with {code} and said nothing"
+    if _is_full(part.plan.run_dir):
+        text = f"{text}\nthe disk of {part.plan.run_dir} is full: make room, then ortlaunch resume"
+    return failure.Failure(0, socket.gethostname(), text, False, 0.0)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _ROOM_BYTES
+    except OSError:
+        return False
 
 
 def _record(

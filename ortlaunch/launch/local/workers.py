@@ -119,8 +119,9 @@ class WorkerGroup:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.decode(errors="replace").rstrip("\n"))
+        with self._process.stdout as output:
+            for line in output:
+                self._lines.put(line.decode(errors="replace").rstrip("\n"))
 
 
 def _begin() -> None:

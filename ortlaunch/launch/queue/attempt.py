@@ -48,9 +48,19 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         How many attempts there were before; None if there is nothing to do.
 
     Raises:
-        RequestError: another launcher or job has the run.
+        RequestError: another launcher or job has the run, or its folder cannot be written.
     """
-    run = Run(run_dir)
+    try:
+        return _begun(launcher, Run(run_dir), job)
+    except OSError as error:
+        raise RequestError(
+            f"{run_dir} cannot be written: {error.strerror or error}: when it can, ortlaunch resume {run_dir}"
+        ) from error
+
+
+def _begun(launcher: BatchLauncher, run: Run, job: OwnJob) -> int | None:
+    """Begins an attempt; see `begin`."""
+    run_dir = run.path
     if run.is_done() and run.state().ended is not None:
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
@@ -73,12 +83,13 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
 
 def _end_before_start(run: Run, job: OwnJob, status: Status, why: str) -> None:
     """Ends a run whose workers need not start."""
-    journal = run.journal()
+    journal = run.journal(is_patient=True)
     journal.tags({"ortlaunch.state": _STATES[status]})
     journal.end(status)
-    claim.release_of(run, job.key)
+    claim.release_of(run, job.key, journal.unwritten_end)
     send_all(run.path)
-    _note_end(run.path, status)
+    with _said_where_full("the sweep's folder"):
+        _note_end(run.path, status)
     print(f"ortlaunch: {why}", file=sys.stderr)
 
 
@@ -88,6 +99,7 @@ def _remove_earlier_files(run: Run) -> None:
         file.unlink(missing_ok=True)
     for folder in (run.failures, run.preflight):
         shutil.rmtree(folder, ignore_errors=True)
+    run.clear_scratch()
 
 
 def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
@@ -147,6 +159,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         unfit: why the job's nodes are unfit, which is then the cause of the workers' errors; empty if they are fit.
     """
     verdict = judge(facts)
+    Run(run_dir).clear_scratch()
     # Where the disk is full, the verdict still holds.
     journal = Run(run_dir).journal(is_patient=True)
     lost = verdict.action == "requeue" and "LOST" in facts.signals
@@ -200,13 +213,15 @@ def refused(run_dir: Path, command: str, job: str) -> None:
         command: the refused command.
         job: the job's id, as its claim has it.
     """
-    journal = Run(run_dir).journal()
+    journal = Run(run_dir).journal(is_patient=True)
     text = f"{command} was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
-    journal_goodput(journal)
+    with suppress(OSError):  # It reads the journal.
+        journal_goodput(journal)
     journal.end("KILLED")
-    claim.release_of(Run(run_dir), job)
-    _note_end(run_dir, "KILLED")
+    claim.release_of(Run(run_dir), job, journal.unwritten_end)
+    with _said_where_full("the sweep's folder"):
+        _note_end(run_dir, "KILLED")
     print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)
     send_all(run_dir)
 

@@ -8,19 +8,22 @@ workers finish their step and write a checkpoint.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ortlaunch.base import exit_codes, output
+from ortlaunch.base import exit_codes, last_resort, output
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.memory.check import Watch, watched_in_job
+from ortlaunch.launch.outages import Outages
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.queue.announce import destinations
@@ -42,12 +45,23 @@ _PATIENCE = 0.8
 def main() -> int:
     """Runs the command line; returns the exit code of the job."""
     run_dir = Path(sys.argv[1]).absolute()
+    schedulers = os.dup(2)
     try:
         launcher, config = launcher_and_config(run_dir)
         return run_job(launcher, config, run_dir)
     except (RequestError, TrainingError) as error:
-        say(f"ortlaunch: {error}", file=sys.stderr)
-        return exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
+        text, code = str(error), exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
+    except Exception as error:
+        last_resort.keep_traceback_in(Run(run_dir).launcher_error)
+        text, code = last_resort.explained(error)
+    line = f"ortlaunch: {last_resort.shortened(text)}\n".encode(errors="backslashreplace")
+    try:
+        os.write(2, line)
+    except OSError:
+        # The job's log is in the run folder, which may be why the job ends: its disk is full.
+        with suppress(OSError):
+            os.write(schedulers, line)
+    return code
 
 
 def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
@@ -146,6 +160,7 @@ def _watched_workers(
     relay = Relay(run_dir, *cfgs) if cfgs else None
     gone = Presence(Run(run_dir))
     stalls = Stalls(Run(run_dir))
+    outages = None if relay is None else Outages(Run(run_dir), relay)
     try:
         if relay is not None:
             relay.start()
@@ -153,7 +168,8 @@ def _watched_workers(
             if gone.is_over():
                 raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
-            for line in [*group.lines(), *stalls.look(), *memory.look()]:
+            absent = outages.look() if outages is not None else []
+            for line in [*group.lines(), *stalls.look(), *memory.look(), *absent]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
@@ -161,6 +177,8 @@ def _watched_workers(
             group.wait(_POLL_SECONDS)
     finally:
         group.kill()
+    if outages is not None:
+        outages.end()
     return (1 if code is None else code), relay
 
 

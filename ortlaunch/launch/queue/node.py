@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ortlaunch.base import output
+from ortlaunch.base import last_resort, output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, usable_cores
 from ortlaunch.config.schema import Config
@@ -107,6 +107,8 @@ def main() -> None:
         train(*launcher_and_config(run_dir), run_dir)
     except RequestError as error:
         sys.exit(f"ortlaunch: {error}")
+    except Exception as error:
+        sys.exit(last_resort.told(error, Run(run_dir).launcher_error))
 
 
 if __name__ == "__main__":

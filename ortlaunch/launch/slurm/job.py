@@ -1,7 +1,7 @@
 """The commands that a job's batch script calls: ``python -m ortlaunch.launch.slurm.job VERB RUN_DIR ...``.
 
 begin     begins an attempt and prints how many there were before; exits with 3 if there is nothing to do
-relay     sends the journal to MLflow until SIGUSR1, and says when a worker stands still
+relay     sends the journal to MLflow until SIGUSR1, and says when a worker stands still or a tracker is away
 decide    CODE [SIGNAL ...]: journals how the workers have ended, and prints the next step
 refused   journals that the job could not be queued again
 announce  sends the journal once, if a relay has failed
@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ortlaunch.base import exit_codes
+from ortlaunch.base import exit_codes, last_resort
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
 from ortlaunch.launch.queue import attempt
@@ -26,6 +27,9 @@ from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run.run import Run
+
+if TYPE_CHECKING:
+    from ortlaunch.launch.outages import Outages
 
 _NOTHING_TO_DO = 3
 _POLL_SECONDS = 0.5
@@ -46,7 +50,7 @@ def begin(run_dir: Path) -> int:
 def relay(run_dir: Path) -> int:
     """Sends the journal to the trackers until SIGUSR1, then the rest for as long as the configuration says.
 
-    Meanwhile it says in the job's log and in the journal when a worker stands still.
+    Meanwhile it says in the job's log and in the journal when a worker stands still, or a tracker takes no events.
     """
     over = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: over.set())
@@ -54,22 +58,23 @@ def relay(run_dir: Path) -> int:
     if not cfgs:
         _watch_workers(run_dir, over)
         return 0
+    from ortlaunch.launch.outages import Outages
     from ortlaunch.tracking.relay import Relay
     from ortlaunch.tracking.trackers import flush_seconds
 
     sender = Relay(run_dir, *cfgs)
     sender.start()
-    _watch_workers(run_dir, over)
+    _watch_workers(run_dir, over, Outages(Run(run_dir), sender))
     result = sender.finish(flush_seconds(cfgs))
     if result.message:
         say(f"ortlaunch: {result.message}")
     return 0
 
 
-def _watch_workers(run_dir: Path, over: threading.Event) -> None:
+def _watch_workers(run_dir: Path, over: threading.Event, outages: Outages | None = None) -> None:
     stalls = Stalls(Run(run_dir))
     while not over.wait(_POLL_SECONDS):
-        for line in stalls.look():
+        for line in [*stalls.look(), *(outages.look() if outages is not None else [])]:
             print(line, flush=True)
 
 
@@ -131,6 +136,8 @@ def main() -> int:
     except RequestError as error:
         say(f"ortlaunch: {error}", file=sys.stderr)
         return exit_codes.REQUEST
+    except Exception as error:
+        return last_resort.told(error, Run(Path(run_dir)).launcher_error)
 
 
 if __name__ == "__main__":

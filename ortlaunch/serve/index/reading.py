@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import public_text
 from ortlaunch.base.user import name_of
 from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.launch.jobs import of_user
-from ortlaunch.run.events import is_count
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.record import Record, read_record
@@ -110,15 +108,9 @@ def _values(record: Record, row: Row, stamp: Stamp) -> dict[str, Any]:
         "nodes": row.nodes,
         "restarts": row.restarts,
         "checkpoint": row.checkpoint[:64],
-        "unsent": _unsent(record.run),
+        "unsent": record.run.unsent_bytes(),
         "changed": stamp.changed,
     }
-
-
-def _unsent(run: Run) -> int:
-    """Bytes of the journal that the tracking server has not got; 0 for a run that is sent to none."""
-    offset = (read_json(run.relay_file) or {}).get("offset")
-    return max(0, _stat(run.journal_file)[0] - offset) if is_count(offset) else 0
 
 
 def _stat(path: Path) -> tuple[int, int]:

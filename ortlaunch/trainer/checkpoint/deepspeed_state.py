@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
+from ortlaunch.run.checkpoints import CONVERTED, remove_converted
 from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.host import save_file, to_host
 from ortlaunch.trainer.checkpoint.torch_state import Write
 
 _TAG = "deepspeed"
-_UNIVERSAL = "universal"
 
 
 class _LaterEngine(CheckpointEngine):
@@ -184,21 +184,24 @@ def _load(engine: Any, folder: Path, tag: str) -> None:
 
 def _restore_reshaped(engine: Any, folder: Path, scratch: Path, group: dist.ProcessGroup) -> None:
     """Loads a snapshot that another number of workers wrote, through a universal checkpoint in `scratch`."""
-    universal = scratch / _UNIVERSAL
-    if dist.get_rank() == 0:
-        _convert(folder / _TAG, universal)
-    dist.barrier(group)
-    engine._config.load_universal_checkpoint = True
+    universal = scratch / CONVERTED
     try:
-        _load(engine, scratch, _UNIVERSAL)
+        if dist.get_rank() == 0:
+            _convert(folder / _TAG, universal)
+        dist.barrier(group)
+        engine._config.load_universal_checkpoint = True
+        try:
+            _load(engine, scratch, CONVERTED)
+        finally:
+            engine._config.load_universal_checkpoint = False
+        if engine.zero_optimization_partition_weights():
+            _restore_group_settings(engine.optimizer.optimizer, universal)
+            _separate_step_counters(engine.optimizer.optimizer)
+        dist.barrier(group)
     finally:
-        engine._config.load_universal_checkpoint = False
-    if engine.zero_optimization_partition_weights():
-        _restore_group_settings(engine.optimizer.optimizer, universal)
-        _separate_step_counters(engine.optimizer.optimizer)
-    dist.barrier(group)
-    if dist.get_rank() == 0:
-        shutil.rmtree(scratch, ignore_errors=True)
+        # If another worker fails, this one waits until it is ended, and the launcher removes the folder.
+        if dist.get_rank() == 0:
+            remove_converted(scratch)
 
 
 def _restore_group_settings(optimizer: torch.optim.Optimizer, universal: Path) -> None:

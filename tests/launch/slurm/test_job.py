@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -21,6 +22,7 @@ from ortlaunch.run import failure
 from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.tracking.journal import Journal, read_events
+from tests.support.environment import environment
 
 
 @pytest.fixture
@@ -64,6 +66,16 @@ def test_an_attempt_clears_what_the_one_before_said_of_itself(run_dir, capsys):
     assert (tags(run_dir)["ortlaunch.state"], tags(run_dir)["slurm.nodes"]) == ("running", "n[1-2]")
     job.begin(run_dir)
     assert capsys.readouterr().out.strip() == "1"
+
+
+@pytest.mark.parametrize("module", ["ortlaunch.launch.slurm.job begin", "ortlaunch.launch.queue.job"])
+def test_a_job_that_begins_on_a_full_disk_says_so_in_one_line(run_dir, module):
+    full = ["/bin/sh", "-c", f'ulimit -f 0; exec "$0" -m {module} "$1"', sys.executable, str(run_dir)]
+    done = subprocess.run(full, capture_output=True, text=True, env=environment() | {"SLURM_JOB_ID": "7"}, timeout=60)
+    assert done.returncode == 2, done.stderr
+    told = [line for line in done.stderr.splitlines() if not line.startswith("---")]
+    said = f"ortlaunch: {run_dir} cannot be written: File too large: when it can, ortlaunch resume {run_dir}"
+    assert told == [said]
 
 
 def test_the_jobs_variables_are_kept_and_its_secrets_are_not(run_dir, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,3 +78,16 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     )
     assert len(files) == 2
     assert files == deepspeeds
+
+
+def test_a_conversion_that_fails_leaves_nothing_of_its_own(tmp_path: Path) -> None:
+    """The snapshot lacks its files, so DeepSpeed's program fails."""
+    scratch, group = tmp_path / ".universal", dist.distributed_c10d._get_default_group()
+    engine = SimpleNamespace(zero_optimization=lambda: True)
+    for theirs in (None, scratch / "mine.txt"):
+        if theirs is not None:
+            scratch.mkdir()
+            theirs.write_text("kept")
+        with pytest.raises(Exception, match=r"absent|empty|Zero|checkpoint"):
+            deepspeed_state.restore(engine, tmp_path / "absent", saved_workers=2, scratch=scratch, group=group)
+        assert list(tmp_path.rglob("*")) == ([] if theirs is None else [scratch, theirs])

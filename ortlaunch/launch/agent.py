@@ -1,0 +1,36 @@
+"""torchrun, as ``python -m ortlaunch.launch.agent torch.distributed.run OPTIONS``. It neither keeps nor copies output.
+
+The workers write their logs themselves. torchrun without a folder for logs would read `/dev/null` for each worker's two
+streams, in two threads that look ten times a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from typing import Any
+
+from ortlaunch.base.sockets import socket_folder
+
+
+def main() -> None:
+    """Runs torchrun with the arguments after its module's name."""
+    torchrun = importlib.import_module(sys.argv.pop(1))
+    _stop_copying(torchrun)
+    with socket_folder():
+        torchrun.main()
+
+
+def _stop_copying(torchrun: Any) -> None:
+    """Takes from torchrun's settings the streams to copy. `--tee`, which is not given, is the option for them."""
+
+    class Uncopied(torchrun.DefaultLogsSpecs):  # type: ignore[misc]
+        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+            return dataclasses.replace(super().reify(envs), tee_stdouts={}, tee_stderrs={})
+
+    torchrun.DefaultLogsSpecs = Uncopied
+
+
+if __name__ == "__main__":
+    main()
