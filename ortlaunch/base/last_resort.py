@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -62,6 +61,8 @@ def _kept(text: str) -> Path | None:
             return _begun
         except OSError:
             pass  # The folder may be why the command has failed: it is full, or was deleted.
+    import tempfile
+
     try:
         descriptor, name = tempfile.mkstemp(prefix="ortlaunch-error-", suffix=".txt", text=True)
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
