@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -48,6 +47,8 @@ def explained(error: Exception) -> tuple[str, int]:
     if _begun is None and isinstance(error, OSError) and error.errno in _OF_A_PATH and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}: {_OF_A_PATH[error.errno]}", REQUEST
     if isinstance(error, OSError) and error.errno in _FULL:
+        import tempfile  # Only errors need it, and every start would load it.
+
         # Python names no file where a write fails.
         place = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         said = f"{place}{error.strerror}: make room for the run folder, ~/.cache/ortlaunch and {tempfile.gettempdir()}"
@@ -82,6 +83,8 @@ def _kept(text: str) -> Path | None:
             return _begun
         except OSError:
             pass  # The folder may be why the command has failed: it is full, or was deleted.
+    import tempfile
+
     try:
         descriptor, name = tempfile.mkstemp(prefix="ortlaunch-error-", suffix=".txt", text=True)
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -14,14 +14,13 @@ import errno
 import io
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ortlaunch.base.exit_codes import DONE, FAILED, stopped_by
+from ortlaunch.base.exit_codes import BROKEN_PIPE, DONE, FAILED
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.secrets import CARRIER
 
@@ -134,7 +133,7 @@ def _end(stream: TextIO, error: OSError) -> None:
     """Ends the command because its output cannot be written."""
     _give_up(stream, error)
     if error.errno == errno.EPIPE:
-        raise SystemExit(stopped_by(signal.SIGPIPE))
+        raise SystemExit(BROKEN_PIPE)
     print(f"ortlaunch: the output cannot be written: {error.strerror or error}", file=sys.stderr)
     raise SystemExit(FAILED)
 

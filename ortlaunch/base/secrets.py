@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
-from ortlaunch.base.token_shapes import PRIVATE_KEY, TOKEN, WEBHOOK
+from ortlaunch.base.token_shapes import PRIVATE_KEY, WEBHOOK, without_shapes
 
 CARRIER = "ORTLAUNCH_SECRETS"
 """The environment variable that carries hidden values of a configuration to workers and jobs, as JSON by dotted key."""
@@ -126,37 +126,37 @@ _PLACES = frozenset(("file", "path", "dir", "folder"))
 _QUALIFIERS = frozenset(["b", "base", "new", "old", "prod", "dev", "staging", "value", "raw", "string", "env"])
 """Words at the end of a name that say which form or copy of a secret it has (``b`` is that of b64)."""
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
-_AUTHORIZATION = re.compile(
+_URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"
+_AUTHORIZATION = (
     r"(?i)\b(bearer|basic)(\s+)(?=\S*[0-9+/_=.]|\S{16})[A-Za-z0-9+/._~=-]{8,}|"
     r"(authorization[\"']?\s?[:=]\s?[\"']?)(?:\w+\s+)?[^\s\"']+"
 )
-_PARAMETER = re.compile(r"([?&;])([^=&;\s'\"]+)(=)([^&;\s'\"]+)")
-_SECRET_PARAMETER = re.compile(r"(?i)pass|pwd|token|secret|key|auth|signature|credential|^sig$")
+_PARAMETER = r"([?&;])([^=&;\s'\"]+)(=)([^&;\s'\"]+)"
+_SECRET_PARAMETER = r"(?i)pass|pwd|token|secret|key|auth|signature|credential|^sig$"
 """Parameters of a URL that may hold a secret, also those that open a storage place (Azure, AWS, Google)."""
 _WITHOUT_PASSWORD = ("docker", "ssh", "git+ssh", "sftp", "rsync")
 """Schemes whose URLs often have a user's name without a password; elsewhere it is a token."""
 _WEB = ("http", "https", "ws", "wss", "ftp", "ftps")
 _VALUE = r"\\\"(?:(?!\\\").)*\\\"|\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s'\"]+"
-_ASSIGNED = re.compile(rf"(?<![\w.])([A-Za-z_][\w.-]*)(\\?[\"']?\s?(?:=\s?|:(?=[\s\\\"'])\s?))({_VALUE})")
+_ASSIGNED = rf"(?<![\w.])([A-Za-z_][\w.-]*)(\\?[\"']?\s?(?:=\s?|:(?=[\s\\\"'])\s?))({_VALUE})"
 """NAME=VALUE, NAME: VALUE and "NAME": "VALUE"."""
-_IN_MAPPING = re.compile(r"([{,]\s*[\"']?)([A-Za-z_][\w.-]*)([\"']?\s*:\s*)([^\s,}]+)")
+_IN_MAPPING = r"([{,]\s*[\"']?)([A-Za-z_][\w.-]*)([\"']?\s*:\s*)([^\s,}]+)"
 """{NAME:VALUE,NAME:VALUE}, as Hydra takes it."""
-_OPTION = re.compile(rf"(?<![\w-])(--?)([A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})")
-_USER_OPTION = re.compile(r"(?<!\S)(-u|--user)([ =])([^\s:'\"/]+):(?!//)[^\s'\"]+")
+_OPTION = rf"(?<![\w-])(--?)([A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})"
+_USER_OPTION = r"(?<!\S)(-u|--user)([ =])([^\s:'\"/]+):(?!//)[^\s'\"]+"
 """The option of curl and wget with name and password."""
-_NETRC = re.compile(r"(?i)\b(login\s+\S+\s+password\s+)\S+")
-_USER_AT_HOST = re.compile(
+_NETRC = r"(?i)\b(login\s+\S+\s+password\s+)\S+"
+_USER_AT_HOST = (
     r"(?<![\w./:@-])([A-Za-z_][\w.+-]*):([^\s:@/'\"]+)@(?!sha\d)"
     r"(?=localhost\b|[A-Za-z][\w-]*[.:(/]|\d+\.\d+\.\d+\.)"
 )
 """USER:PASSWORD@HOST without a scheme, as database drivers take it."""
-_PLACEHOLDER = re.compile(
+_PLACEHOLDER = (
     r"\*{3,}|<.*>|\$[\w{(].*|`.*|VALUE|null|None|True|False|true|false|[A-Za-z_][\w.]*[(\[].*|~?/[\w.-]+(?:/[\w.-]+)+"
 )
 """Values that are no secret: what was replaced before, what stands for a value, calls in source code, paths."""
-_HOST = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
-_USER = re.compile(r"(://)[^/\s@:]*:\*{3}@")
+_HOST = r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$"
+_USER = r"(://)[^/\s@:]*:\*{3}@"
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
 _LEAST_LENGTH = 8
 """The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
@@ -197,14 +197,29 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
         environment: the variables to check; this process's own by default. The values of those that have a secret's
             name are removed from the text.
     """
-    text = without_tokens(_AUTHORIZATION.sub(_hidden_authorization, text), environment)
-    if "=" in text or ":" in text:
-        text = _ASSIGNED.sub(_hidden_assignment, text)
-        text = _IN_MAPPING.sub(_hidden_in_mapping, text)
-        text = _USER_AT_HOST.sub(rf"\1:{_MARK}@", text)
-    if "-" in text:
-        text = _USER_OPTION.sub(rf"\1\2\3:{_MARK}", _OPTION.sub(_hidden_option, text))
-    return _NETRC.sub(rf"\1{_MARK}", text)
+    if len(text) < _LEAST_LENGTH and _is_word(text):
+        return text
+    # Each pattern is compiled when a text may hold what it finds: to compile all of them takes a short command 3 ms.
+    lower = text.lower()
+    if "bearer" in lower or "basic" in lower or "authorization" in lower:
+        text = re.sub(_AUTHORIZATION, _hidden_authorization, text)
+    text = without_tokens(text, environment)
+    if "=" in text or re.search(r":[\s\\\"']", text):
+        text = re.sub(_ASSIGNED, _hidden_assignment, text)
+    if ":" in text and ("{" in text or "," in text):
+        text = re.sub(_IN_MAPPING, _hidden_in_mapping, text)
+    if "@" in text:
+        text = re.sub(_USER_AT_HOST, rf"\1:{_MARK}@", text)
+    if "-" in text and len(text.split(None, 1)) > 1:
+        text = re.sub(_OPTION, _hidden_option, text)
+    if "-u" in text and ":" in text:
+        text = re.sub(_USER_OPTION, rf"\1\2\3:{_MARK}", text)
+    return re.sub(_NETRC, rf"\1{_MARK}", text) if "login" in lower else text
+
+
+def _is_word(text: str) -> bool:
+    """Whether a text is a word or a number, without any sign by which a secret could be told."""
+    return all(part.isalnum() for part in re.split(r"[_.-]", text) if part)
 
 
 def without_tokens(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -214,15 +229,18 @@ def without_tokens(text: str, environment: Mapping[str, str] | None = None) -> s
     """
     for value in _environment_secrets(os.environ if environment is None else environment):
         text = text.replace(value, _MARK)
-    text = PRIVATE_KEY.sub(lambda found: found[1] + _masked_lines(found[2]), text)
+    if "-----BEGIN" in text:
+        text = re.sub(PRIVATE_KEY, lambda found: found[1] + _masked_lines(found[2]), text)
     if "://" in text:
-        text = WEBHOOK.sub(rf"\1{_MARK}", _URL.sub(lambda found: redacted(found.group()), text))
-    return TOKEN.sub(_MARK, text)
+        text = re.sub(_URL, lambda found: redacted(found.group()), text)
+        if "hooks.slack.com/" in text or "discord" in text:
+            text = re.sub(WEBHOOK, rf"\1{_MARK}", text)
+    return without_shapes(text, _MARK)
 
 
 def without_secrets_of(name: str, value: str) -> str:
     """A value without secrets: all of it where its name says that it is one, else what looks like one."""
-    if is_secret(name) and value and not _PLACEHOLDER.fullmatch(value):
+    if is_secret(name) and value and not re.fullmatch(_PLACEHOLDER, value):
         return _MARK
     # A whole URI may hold spaces and quotes, which end one in a text.
     return without_secrets(redacted(value) if re.match(r"[A-Za-z][\w+.-]*://", value) else value)
@@ -245,7 +263,8 @@ def without_secrets_in_words(words: list[str]) -> list[str]:
     shown: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and re.fullmatch(r"[+~-]*[A-Za-z_][\w./@-]*", name):
+        # A word that ends in two equals signs is no KEY=VALUE, but may be in base64.
+        if equals and value != "=" and re.fullmatch(r"[+~-]*[A-Za-z_][\w./@-]*", name):
             key = name.lstrip("+~-")
             plain = re.sub(r"\\(.)", r"\1", value)
             without = without_secrets_of(key, plain)
@@ -264,25 +283,25 @@ def _hidden_assignment(found: re.Match[str], depth: int = 0) -> str:
     if name.lower() in ("key", "keys", "tokens") or not is_secret(name):  # KEY=VALUE stands for any key.
         if depth == _DEEPEST:
             return f"{name}{sign}{_MARK}"
-        shown = _ASSIGNED.sub(lambda one: _hidden_assignment(one, depth + 1), inner)
+        shown = re.sub(_ASSIGNED, lambda one: _hidden_assignment(one, depth + 1), inner)
         return f"{name}{sign}{quote_}{shown}"
     plain = value.strip("'\"\\").rstrip(".,;:!?)")
     before = found.string[: found.start()].rpartition("\n")[2]
     # "it asks for a password: give one" is a sentence, and a line that begins with "password: " is YAML.
     is_sentence = sign.strip() == ":" and before.strip(" -#") != "" and plain.isalpha() and plain.islower()
-    return found[0] if is_sentence or _PLACEHOLDER.fullmatch(plain) else f"{name}{sign}{quote_}{_MARK}{quote_}"
+    return found[0] if is_sentence or re.fullmatch(_PLACEHOLDER, plain) else f"{name}{sign}{quote_}{_MARK}{quote_}"
 
 
 def _hidden_in_mapping(found: re.Match[str]) -> str:
     before, name, sign, value = found.groups()
-    if not is_secret(name) or _PLACEHOLDER.fullmatch(value.strip("'\"")):
+    if not is_secret(name) or re.fullmatch(_PLACEHOLDER, value.strip("'\"")):
         return found[0]
     return f"{before}{name}{sign}{_MARK}"
 
 
 def _hidden_option(found: re.Match[str]) -> str:
     dashes, name, space, value = found.groups()
-    is_plain = not is_secret(name) or "=" in value or _PLACEHOLDER.fullmatch(value)
+    is_plain = not is_secret(name) or "=" in value or re.fullmatch(_PLACEHOLDER, value)
     return found[0] if is_plain else f"{dashes}{name}{space}{_MARK}"
 
 
@@ -334,13 +353,13 @@ def redacted(uri: str) -> str:
     before, credentials, after = _parts(uri)
     if credentials:
         user, colon, _ = credentials.partition(":")
-        before += f"{TOKEN.sub(_MARK, user)}:{_MARK}@" if colon else f"{_MARK}@"
-    return _PARAMETER.sub(_hidden_parameter, before + after)
+        before += f"{without_shapes(user, _MARK)}:{_MARK}@" if colon else f"{_MARK}@"
+    return re.sub(_PARAMETER, _hidden_parameter, before + after)
 
 
 def _hidden_parameter(found: re.Match[str]) -> str:
     sign, name, equals, _ = found.groups()
-    return f"{sign}{name}{equals}{_MARK}" if _SECRET_PARAMETER.search(unquote(name)) else found[0]
+    return f"{sign}{name}{equals}{_MARK}" if re.search(_SECRET_PARAMETER, unquote(name)) else found[0]
 
 
 def has_credentials(uri: str) -> bool:
@@ -363,7 +382,7 @@ def _parts(uri: str) -> tuple[str, str, str]:
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme.startswith(("sqlite", "file")) or "@" not in rest:
         return uri, "", ""
-    found = _HOST.match(re.split(r"[/?#]", rest, maxsplit=1)[0])
+    found = re.match(_HOST, re.split(r"[/?#]", rest, maxsplit=1)[0])
     # A host, whose path holds an '@'. Outside of the web, digits before a '/' may be the begin of a password.
     if found and (found[2] is None or scheme.lower().rpartition("+")[2] in _WEB):
         return uri, "", ""
@@ -379,7 +398,7 @@ def scrubbed(text: str, uri: str) -> str:
     text = text.replace(uri, redacted(uri))
     for secret in _secrets(uri):
         text = text.replace(secret, _MARK)
-    return _USER.sub(rf"\1{_MARK}@", without_secrets(text))
+    return re.sub(_USER, rf"\1{_MARK}@", without_secrets(text))
 
 
 def _secrets(uri: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 
 def user_name() -> str:
     """The user's login name, or the user id where there is no name, for example in a container."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
-from ortlaunch.compose.command_line import hydra_words
-from ortlaunch.compose.hydra_errors import explain
+from ortlaunch.compose.composing import CONFIG, VERSION_BASE, composed, spare_hydra
 from ortlaunch.compose.hydra_options import register_options, sets_hydra
 from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.backends import DEFAULT, why_default
@@ -38,14 +37,20 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     Raises:
         RequestError: an option is unknown, or the configuration does not compose.
     """
-    import hydra
-
     from ortlaunch.compose.sweep_folder import SweepWatch
 
     SweepWatch.latest = None
     if _are_keys_alone(arguments):
         _call_with_tree(arguments, task)
         return
+    if (keys := _keys_to_show(arguments)) is not None:
+        _show(keys)
+        return
+    # The parser of options is imported for them alone.
+    import hydra
+
+    from ortlaunch.compose.command_line import hydra_words
+
     words, options = hydra_words(arguments)
     _check_optional_groups(arguments)
     register_options(arguments)
@@ -55,10 +60,10 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     watched = _Task(task)
     try:
         with _public_output(shows=bool(options.cfg or options.info)), _composed_once(arguments):
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
+            hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name=CONFIG)(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
-        raise watched.failure or RequestError(explain(error)) from error
+        raise watched.failure or _explained(error) from error
     if watched.failure is not None:
         raise watched.failure
 
@@ -66,6 +71,23 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 def _are_keys_alone(arguments: list[str]) -> bool:
     """Whether the words are KEY=VALUE without options, and set no key of Hydra's own."""
     return all("=" in word and not word.startswith("-") for word in arguments) and not sets_hydra(arguments)
+
+
+def _keys_to_show(arguments: list[str]) -> list[str] | None:
+    """The keys of a command line that has ``--cfg job`` and keys alone; None for every other one."""
+    at = arguments.index("--cfg") if arguments.count("--cfg") == 1 else len(arguments)
+    keys = arguments[:at] + arguments[at + 2 :]
+    return keys if arguments[at + 1 : at + 2] == ["job"] and _are_keys_alone(keys) else None
+
+
+def _show(words: list[str]) -> None:
+    """Prints the composed configuration, as Hydra's ``--cfg job`` does. Hydra would take a fifth longer.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    with _public_output(shows=True):
+        sys.stdout.write(OmegaConf.to_yaml(_without_hydra(_composed(words))))
 
 
 def _call_with_tree(words: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -226,16 +248,21 @@ def _composed(overrides: list[str]) -> DictConfig:
     Raises:
         RequestError: the configuration does not compose.
     """
-    import hydra
-
     _check_optional_groups(overrides)
     check_overrides(overrides, [])
     register_options(overrides)
+    spare_hydra()
     try:
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose("config", overrides=overrides, return_hydra_config=True)
+        return composed(overrides, sets_hydra=sets_hydra(overrides))
     except Exception as error:
-        raise RequestError(explain(error)) from error
+        raise _explained(error) from error
+
+
+def _explained(error: Exception) -> RequestError:
+    # Imported for errors alone.
+    from ortlaunch.compose.hydra_errors import explain
+
+    return RequestError(explain(error))
 
 
 def _without_hydra(tree: DictConfig) -> DictConfig:

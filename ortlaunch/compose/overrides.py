@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.config.keys import is_free, known_keys
 from ortlaunch.config.load import first_line
-from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
@@ -45,6 +43,9 @@ def parsed(word: str) -> Override:
         override: Override = _parser().parse_overrides([word])[0]
         override.value()
     except HydraException as error:
+        # Imported here and below for errors alone.
+        from ortlaunch.compose.hydra_errors import explain
+
         raise RequestError(explain(error)) from error
     except (ValueError, RecursionError, TypeError, OverflowError) as error:
         # Numbers of more than 4300 digits, and brackets in brackets without end.
@@ -105,6 +106,8 @@ def _check_added(word: str, override: Override, config_dirs: list[str]) -> None:
     if is_group and override.value() in ([], "", None):
         raise RequestError(f"{word}: it chooses no option of the group: leave it out")
     if not (is_group or is_free(key) or "/" in key or key in known_keys()):
+        from ortlaunch.config.meant import unknown_key
+
         raise RequestError(unknown_key(key))
 
 

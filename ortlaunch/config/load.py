@@ -19,7 +19,6 @@ from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
 from ortlaunch.config.items import check_items
 from ortlaunch.config.launchers import launcher_schema
-from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.run.settings import read_settings
 
@@ -52,6 +51,8 @@ def to_config(tree: DictConfig) -> Config:
     """
     try:
         if added := next(_added_keys(tree), None):
+            from ortlaunch.config.meant import unknown_key
+
             raise RequestError(unknown_key(added))
         missing = OmegaConf.missing_keys(tree)
         if missing:

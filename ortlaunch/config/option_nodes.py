@@ -11,6 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 from ortlaunch.config.options import MODULE_GROUPS
 
 
+class _Unbuilt:
+    """A node of which Hydra makes a deep copy, as of each node that it loads: the copy is the node, built then."""
+
+    def __init__(self, build: Callable[[], DictConfig]) -> None:
+        self._build = build
+
+    def __deepcopy__(self, _: Any) -> DictConfig:
+        return self._build()
+
+
 class OptionNode(ConfigNode):
     """A node of Hydra's store that is built when Hydra loads it.
 
@@ -30,13 +40,13 @@ class OptionNode(ConfigNode):
         self.group = group
         self.package = package
         self.provider = None
-        # A function and not an object with the node's data, because Hydra makes deep copies of its store.
         self._build = build
         self._node: DictConfig | None = None
 
     @property
-    def node(self) -> DictConfig:
-        return self._build() if self._node is None else self._node
+    def node(self) -> DictConfig:  # type: ignore[override]
+        unbuilt: Any = _Unbuilt(self._build)
+        return unbuilt if self._node is None else self._node
 
     @node.setter
     def node(self, value: DictConfig) -> None:

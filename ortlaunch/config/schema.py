@@ -21,6 +21,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.limits import MOST_SECONDS
 from ortlaunch.config.backends import DEFAULT, default_backend
 from ortlaunch.config.bounds import MOST_NODES, MOST_PROCESSES, Bounds, number, with_bounds
+from ortlaunch.config.nodes import Node
 from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.config.trainers.base import TrainerConfig
@@ -89,8 +90,8 @@ class MemoryCheck(Enum):
     off = "off"
 
 
-@dataclass
-class TrainConfig:
+@dataclass(eq=False, repr=False)
+class TrainConfig(Node):
     """The training loop."""
 
     steps: int = number(100, least=1)
@@ -138,8 +139,8 @@ class TrainConfig:
     prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not check."""
 
 
-@dataclass
-class ModelConfig:
+@dataclass(eq=False, repr=False)
+class ModelConfig(Node):
     """The model to build. Its builder gets `params` as keyword arguments."""
 
     name: str = MISSING
@@ -154,8 +155,8 @@ class ModelConfig:
     """Folder of safetensors files, or one such file, with initial weights by the model's own names."""
 
 
-@dataclass
-class DataConfig:
+@dataclass(eq=False, repr=False)
+class DataConfig(Node):
     """What every data source has."""
 
     name: str = MISSING
@@ -183,7 +184,7 @@ class DataConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say how it is opened")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TokenDataConfig(DataConfig):
     """Sources that yield token sequences."""
 
@@ -191,21 +192,21 @@ class TokenDataConfig(DataConfig):
     """Tokens per sample."""
 
 
-@dataclass
-class BackendConfig:
+@dataclass(eq=False, repr=False)
+class BackendConfig(Node):
     """What executes forward and backward."""
 
     name: str = MISSING
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class EagerConfig(BackendConfig):
     """Plain PyTorch."""
 
     name: str = "eager"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CompileConfig(BackendConfig):
     """torch.compile."""
 
@@ -216,8 +217,8 @@ class CompileConfig(BackendConfig):
     """Fail where the model cannot be captured as one graph."""
 
 
-@dataclass
-class OrtDebugConfig:
+@dataclass(eq=False, repr=False)
+class OrtDebugConfig(Node):
     """ORTModule's DebugOptions."""
 
     save_onnx: bool = False
@@ -231,7 +232,7 @@ FIRST_RECHECK = 1000
 """A comparison takes as long as some four steps, so that this step and its doubles spend less than 0.5 % on them."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class OrtConfig(BackendConfig):
     """ONNX Runtime through ORTModule."""
 
@@ -266,7 +267,7 @@ class OrtConfig(BackendConfig):
         return FIRST_RECHECK if self.recheck_every is None else self.recheck_every or None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class AutoConfig(BackendConfig):
     """The fastest of eager, compile and ort for this model on this machine, by the rates of earlier runs and by trials
     that together take at most 3 % of the run's time. Each backend has its default keys."""
@@ -278,8 +279,8 @@ ParameterGroups = list[dict[str, Any]]
 """Parameters as torch's optimizers take them."""
 
 
-@dataclass(frozen=True)
-class DeviceOptimizer:
+@dataclass(frozen=True, eq=False, repr=False)
+class DeviceOptimizer(Node):
     """An optimizer of ONNX Runtime's on-device training."""
 
     block: str
@@ -290,8 +291,8 @@ class DeviceOptimizer:
     """The configuration keys that affect the optimizer. The record of the export lists them."""
 
 
-@dataclass
-class OptimizerConfig:
+@dataclass(eq=False, repr=False)
+class OptimizerConfig(Node):
     """What every optimizer has."""
 
     name: str = MISSING
@@ -327,8 +328,8 @@ class OptimizerConfig:
         raise RequestError(f"optimizer={self.name}: on a device there are {' and '.join(there)}")
 
 
-@dataclass
-class SchedulerConfig:
+@dataclass(eq=False, repr=False)
+class SchedulerConfig(Node):
     """The learning rate over the steps: a linear warm-up, then the named shape."""
 
     name: str = MISSING
@@ -344,8 +345,8 @@ class SchedulerConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say what its shape is")
 
 
-@dataclass(frozen=True)
-class KeyFacts:
+@dataclass(frozen=True, eq=False, repr=False)
+class KeyFacts(Node):
     """Further facts about a launcher's key, beside its type and its text."""
 
     sbatch: str = ""
@@ -368,8 +369,8 @@ def key_facts(node: Any) -> dict[str, KeyFacts]:
     return {one.name: one.metadata["facts"] for one in fields(node) if "facts" in one.metadata}
 
 
-@dataclass
-class LauncherConfig:
+@dataclass(eq=False, repr=False)
+class LauncherConfig(Node):
     """What every launcher has."""
 
     name: str = MISSING
@@ -392,7 +393,7 @@ class LauncherConfig:
         return False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LocalConfig(LauncherConfig):
     """torchrun on this machine, or started by hand on several machines that share the run folder."""
 
@@ -422,8 +423,8 @@ class ContainerRuntime(Enum):
     apptainer = "apptainer"
 
 
-@dataclass
-class ContainerConfig:
+@dataclass(eq=False, repr=False)
+class ContainerConfig(Node):
     """A container for the workers, with Python and ortlaunch inside."""
 
     image: str | None = None
@@ -436,7 +437,7 @@ class ContainerConfig:
     """The Python interpreter inside the container."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SlurmConfig(LauncherConfig):
     """A job on a SLURM cluster: one task per node, each of them torchrun for the node's workers."""
 
@@ -503,14 +504,14 @@ class SlurmConfig(LauncherConfig):
         return self.preflight
 
 
-@dataclass
-class TrackingConfig:
+@dataclass(eq=False, repr=False)
+class TrackingConfig(Node):
     """The tracker that records the run."""
 
     name: str = "none"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class MlflowConfig(TrackingConfig):
     """MLflow, embedded or a server."""
 
@@ -526,15 +527,15 @@ class MlflowConfig(TrackingConfig):
     """Longest time at the end of a run for sending the rest of the record. `ortlaunch sync` sends what is then left."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class NoTrackingConfig(TrackingConfig):
     """Only the journal in the run folder. `ortlaunch sync` can send it later."""
 
     name: str = "none"
 
 
-@dataclass
-class ProfileConfig:
+@dataclass(eq=False, repr=False)
+class ProfileConfig(Node):
     """What every profiler has."""
 
     name: str = MISSING
@@ -544,7 +545,7 @@ class ProfileConfig:
     """Number of profiled steps."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TorchProfileConfig(ProfileConfig):
     """torch's profiler: a Chrome trace and a table of operators for each profiled worker."""
 
@@ -559,22 +560,22 @@ class TorchProfileConfig(ProfileConfig):
     """Record the lines of Python that called each operator."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class MemoryProfileConfig(ProfileConfig):
     """A record of every allocation on the GPU during those steps, for pytorch.org/memory_viz."""
 
     name: str = "memory"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class NsightProfileConfig(ProfileConfig):
     """Named ranges for ``nsys profile --capture-range=cudaProfilerApi``, which then records those steps alone."""
 
     name: str = "nsight"
 
 
-@dataclass
-class Config:
+@dataclass(eq=False, repr=False)
+class Config(Node):
     """A run."""
 
     experiment: str = "default"

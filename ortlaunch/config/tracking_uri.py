@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +43,8 @@ def compare_command(cfg: MlflowConfig, *words: str) -> str:
         cfg: the store, with absolute paths.
         words: the arguments that choose the runs.
     """
+    import shlex
+
     default = resolve_tracking(replace(cfg, uri=default_uri()), Path.cwd()).uri
     return shlex.join(["ortlaunch", "compare", *words, *([] if cfg.uri == default else ["--uri", redacted(cfg.uri)])])
 

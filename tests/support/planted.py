@@ -1,4 +1,4 @@
-"""Forty kinds of secret, none of them real, and a search for what is left of them."""
+"""Fifty kinds of secret, none of them real, and a search for what is left of them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ BY_SHAPE = {
     "sendgrid": f"SG.{_BODY}.{_BODY}",
     "mailgun": f"key-{_HEX}",
     "twilio": f"SK{_HEX}",
+    "azure": f"{_BODY * 3}HunterHu==",
+    "terraform": f"{_BODY[:14]}.atlasv1.{_BODY}",
     "telegram": f"12345678:AA{_BODY}1234567",
     "private key": f"-----BEGIN RSA PRIVATE KEY-----\n{_BODY}\n{_BODY}\n-----END RSA PRIVATE KEY-----",
     "pgp key": f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{_BODY}\n-----END PGP PRIVATE KEY BLOCK-----",

@@ -12,13 +12,14 @@ from omegaconf import MISSING
 from ortlaunch.base.limits import MOST_SECONDS
 from ortlaunch.base.modules import hidden
 from ortlaunch.config.bounds import number
+from ortlaunch.config.nodes import Node
 
 if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
 
 
-@dataclass
-class TrainerConfig:
+@dataclass(eq=False, repr=False)
+class TrainerConfig(Node):
     """How workers share the training."""
 
     name: str = MISSING
@@ -30,8 +31,8 @@ class TrainerConfig:
 C = TypeVar("C", bound=TrainerConfig)
 
 
-@dataclass(frozen=True)
-class Variants:
+@dataclass(frozen=True, eq=False, repr=False)
+class Variants(Node):
     """A key of a trainer whose values count as trainers of their own in names, tables and comparisons."""
 
     key: str

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DdpConfig(TrainerConfig):
     """torch's DistributedDataParallel."""
 

@@ -29,7 +29,7 @@ _OURS = {
 """DeepSpeed's keys for what ortlaunch has keys of its own, which the rest of the program reads, by those keys."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DeepSpeedConfig(TrainerConfig):
     """DeepSpeed with the Zero Redundancy Optimizer."""
 

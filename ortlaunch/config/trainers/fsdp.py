@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, Precision
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class FsdpConfig(TrainerConfig):
     """torch's fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are sharded."""
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SingleConfig(TrainerConfig):
     """One worker, no communication."""
 
