@@ -17,6 +17,7 @@ from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.ort import session
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.engines.ddp_engine import DdpEngine
 from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspeed_config
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -221,7 +222,7 @@ def test_an_engine_goes_on_with_the_settings_of_its_own_run(words: tuple[str, ..
     first.step()
     state = tmp_path / "state"
     state.mkdir()
-    first.snapshot(state, shared=True)(group)
+    first.snapshot(state, shared=True, memory=HostMemory())(group)
     second = engine_of("optimizer.lr=0.01", "optimizer.weight_decay=0.5", "train.clip_grad_norm=0.25", "train.steps=8")
     second.restore(state, 1, tmp_path / "scratch", group)
     assert second.lr == pytest.approx(0.01 * 6 / 7)

@@ -128,7 +128,8 @@ class TrainConfig(Node):
     keep_checkpoints: int = number(2, least=2)
     """How many of the newest complete checkpoints the run folder keeps, beside the best one."""
     checkpoint_async: bool = True
-    """Continue training while a checkpoint is written; false waits until it is written."""
+    """Continue training while a checkpoint is written, from a copy of the state, whose memory is kept for the next
+    checkpoint. False waits until it is written, without a copy of what is in host memory."""
     resume: str = "auto"
     """`auto` resumes from the newest complete checkpoint of the run folder, and `never` starts from the beginning. A
     path resumes from that checkpoint, or from the newest one in that run folder."""
@@ -137,6 +138,18 @@ class TrainConfig(Node):
     memory_check: MemoryCheck = MemoryCheck.warn
     """What becomes of a run on the CPU that does not fit into the memory of its machine by `ortlaunch estimate`: `warn`
     prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not check."""
+
+    def copied_checkpoints(self, after: int = 0) -> int:
+        """How many checkpoints are due after a step beside which training goes on, so that each is a copy.
+
+        Args:
+            after: the number of a step, counted from 1; 0 is the beginning of the run.
+        """
+        every = self.checkpoint_every
+        if every is None or not self.checkpoint_async:
+            return 0
+        # The last step's is none of them.
+        return max(0, (self.steps - 1) // every - after // every)
 
 
 @dataclass(eq=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from ortlaunch.launch.memory.question import MOST_STEPS
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.seeds import make_deterministic
@@ -253,17 +254,20 @@ class Rehearsal:
             raise RuntimeError("the trainer took the made-up gradients for infinite ones and discarded the step")
 
     def _evaluation(self, engine: Engine) -> None:
-        every = self._config.train.eval_every
-        if every is None:
-            return
+        if self._config.train.eval_every is not None:
+            self._evaluate(engine)
+            self._ended("evaluation")
+
+    def _evaluate(self, engine: Engine) -> None:
+        train = self._config.train
+        assert train.eval_every is not None
         with engine.evaluating():
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
             self._backend.check_evaluated(self._batch)
-        if every < self._config.train.steps and isinstance(self._config.backend, OrtConfig):
+        if train.eval_every < train.steps and isinstance(self._config.backend, OrtConfig):
             # PyTorch computes the gradients of the batch after an evaluation again, beside those of its step.
             self._step(engine)
-        self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:
         if self._config.train.checkpoint_every is None:
@@ -276,21 +280,26 @@ class Rehearsal:
         self._meter.take_peak()  # The copy is gone only now.
 
     def _snapshot(self, engine: Engine) -> Use:
-        train = self._config.train
-        assert train.checkpoint_every is not None
-        # As in `StepEnd`: only a checkpoint with a step beside its writing is a copy.
-        shared = train.checkpoint_every >= train.steps or not train.checkpoint_async
-        with self._made_up():
-            write = engine.snapshot(_NOWHERE, shared=shared)
+        """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing."""
+        train, memory = self._config.train, HostMemory()
+        copies = train.copied_checkpoints()
+        with self._made_up(), memory.copying(keep=copies > 1):
+            write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
         alone = self._meter.take_peak()
-        if shared:
+        if copies == 0:
             return alone
-        # The copy is being written while the next step is taken. Whether it is gone before that step's peak is chance.
         self._step(engine)
-        together = self._meter.take_peak()
-        del write
-        tensors, process = (alone.tensors + together.tensors) // 2, (alone.process + together.process) // 2
-        return Use(alone.least, tensors, process, together.most)
+        if copies == 1:
+            together = self._meter.take_peak()
+            del write
+            # The copy is written while the step is taken. Whether it is gone before the step's peak is chance.
+            tensors, process = (alone.tensors + together.tensors) // 2, (alone.process + together.process) // 2
+            return Use(alone.least, tensors, process, together.most)
+        # Its memory stays for the next checkpoint, beside all that comes before that.
+        self._recheck()
+        if train.eval_every is not None and train.eval_every < train.steps:
+            self._evaluate(engine)
+        return _larger(alone, self._meter.take_peak())
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:
@@ -306,6 +315,10 @@ class Rehearsal:
 
     def _ended(self, phase: str) -> None:
         self._phases[phase] = self._meter.take_peak()
+
+
+def _larger(one: Use, other: Use) -> Use:
+    return Use(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
 
 
 def _state_of(engine: Engine) -> Iterator[torch.Tensor]:

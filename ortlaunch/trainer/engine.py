@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.guard import Guard
 
@@ -85,12 +86,13 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def snapshot(self, folder: Path, *, shared: bool) -> Write:
+    def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
         """Copies all state that the next step depends on to host memory. All workers must call it.
 
         Args:
             folder: the folder that the state will be written to.
             shared: whether nothing changes the state until it is written. What is in host memory is not copied then.
+            memory: what the state is copied into.
 
         Returns:
             A function that writes this worker's part to `folder`. Any thread may call it.

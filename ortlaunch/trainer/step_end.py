@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 
 from ortlaunch.base.errors import TrainingError
@@ -106,7 +105,15 @@ class StepEnd:
         own = {**self._facts.of_worker(), "rng": rng.capture()}
         # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
         shared = is_last or not self._cfg.checkpoint_async
-        ended += self._saver.save(step, functools.partial(self._engine.snapshot, shared=shared), own, meta, refusal)
+        ended += self._saver.save(
+            step,
+            self._engine.snapshot,
+            own,
+            meta,
+            refusal,
+            shared=shared,
+            keep_memory=not shared and self._cfg.copied_checkpoints(after=step) > 0,
+        )
         if shared and not is_last:
             ended += self._wait()  # For the last one, `finish` waits.
         stall = time.perf_counter() - begin

@@ -20,6 +20,7 @@ from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.backend_run import BackendRun
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.workers import Workers
 
 MIB = 2**20
@@ -135,10 +136,58 @@ def test_the_last_checkpoint_and_the_weights_are_written_without_a_copy() -> Non
 
 
 def test_a_checkpoint_between_steps_may_be_in_memory_with_the_next_step_or_be_written_before() -> None:
-    use = traced("train.checkpoint_every=2").phases["checkpoint"]
+    use = traced("train.checkpoint_every=2", "train.steps=4").phases["checkpoint"]
     assert 6 * PARAMETERS <= use.least < 6.5 * PARAMETERS
     assert use.least < use.tensors < use.process < use.most
     assert use.most > 7 * PARAMETERS
+
+
+def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint() -> None:
+    copied, kept = (
+        traced(f"train.checkpoint_every={every}", "train.steps=30", "train.eval_every=7").phases for every in (15, 10)
+    )
+    assert kept["step"] == copied["step"]
+    assert kept["evaluation"] == copied["evaluation"]
+    once, always = copied["checkpoint"], kept["checkpoint"]
+    # The step's gradients come on top of the state and its copy for certain, and no more than by chance before.
+    assert always.least == always.tensors > 7 * PARAMETERS
+    assert once.least < 6.5 * PARAMETERS
+    assert always.most == pytest.approx(once.most, rel=0.02)
+    assert kept["end"].tensors < 3.5 * PARAMETERS
+
+
+def test_what_comes_between_two_checkpoints_is_beside_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is compared with PyTorch after an evaluation and in some steps, which holds gradients twice."""
+    compared: list[str] = []
+    monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append("evaluation"))
+    monkeypatch.setattr(BackendRun, "recheck", lambda _self, step, batch: compared.append("step"))
+    config = to_config(
+        compose(
+            [
+                *("model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=3", "train.eval_every=3"),
+                *("train.checkpoint_every=2", "train.steps=9", "device=cpu"),
+            ]
+        )
+    )
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
+    copies: list[torch.Tensor] = []
+
+    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
+        copies.append(memory.copy(torch.ones(3)))
+
+    engine: Any = SimpleNamespace(
+        evaluating=contextlib.nullcontext,
+        evaluate=lambda _batch: None,
+        micro_step=lambda _batch, last: None,
+        step=lambda: None,
+        snapshot=snapshot,
+        known_discarded=False,
+    )
+    rehearsal._checkpoint(engine)
+    assert len(copies) == 1
+    assert compared == ["step", "evaluation"]
 
 
 def test_tensors_that_only_have_a_shape_take_no_memory() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +37,7 @@ class Saver:
     def __init__(self, watch: Watch, error: str = "") -> None:
         self.saved: list[int] = []
         self.copied: list[bool] = []
+        self.kept: list[bool] = []
         self.refusals: list[str] = []
         self.paused: list[bool] = []
         self._watch = watch
@@ -54,11 +54,14 @@ class Saver:
         self.paused.append(self._watch.is_paused)
         return [Written(self.saved[-1], 1.0, self._error)]
 
-    def save(self, step: int, snapshot: partial[None], _own: Any, _meta: Any, refusal: str) -> list[Written]:
+    def save(
+        self, step: int, _snapshot: Any, _own: Any, _meta: Any, refusal: str, *, shared: bool, keep_memory: bool
+    ) -> list[Written]:
         ended = self.wait()
         self.saved.append(step)
         self.refusals.append(refusal)
-        self.copied.append(not snapshot.keywords["shared"])
+        self.copied.append(not shared)
+        self.kept.append(keep_memory)
         self._is_writing = True
         return ended
 
@@ -67,7 +70,7 @@ def step_end_of(
     cfg: TrainConfig, saver: Saver, watch: Watch, *, stops: bool = False, bad: tuple[int, int] = (0, 0)
 ) -> StepEnd:
     nothing: Any = SimpleNamespace(
-        snapshot=lambda folder, *, shared: None,
+        snapshot=None,
         guard=SimpleNamespace(read=lambda: bad),
         agreed=lambda: stops,
         close=lambda: None,
@@ -100,6 +103,35 @@ def test_only_a_checkpoint_beside_further_steps_is_a_copy(is_async: bool) -> Non
     assert len(saver.paused) == 2
     step_end.finish()
     assert len(saver.paused) == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "is_async", "kept"),
+    [
+        (7, 2, True, [True, True, False, False]),
+        (6, 2, True, [True, False, False]),
+        (4, 2, True, [False, False]),
+        (6, 2, False, [False, False, False]),
+    ],
+)
+def test_memory_is_kept_only_for_a_further_checkpoint_that_is_a_copy(
+    steps: int, every: int, is_async: bool, kept: list[bool]
+) -> None:
+    """Else a run would hold a second copy of its state to its end, or one that nothing uses again."""
+    watch = Watch()
+    saver = Saver(watch)
+    cfg = TrainConfig(steps=steps, checkpoint_every=every, checkpoint_async=is_async)
+    step_end = step_end_of(cfg, saver, watch)
+    for step in range(1, steps + 1):
+        step_end.run(step)
+    assert saver.kept == kept
+
+
+def test_a_run_that_stops_keeps_no_memory() -> None:
+    watch = Watch()
+    saver = Saver(watch)
+    step_end_of(TrainConfig(steps=9, checkpoint_every=2), saver, watch, stops=True).run(3)
+    assert (saver.copied, saver.kept) == ([False], [False])
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -68,8 +68,9 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     train["rechecks"] = any(step is not None and step <= config.train.steps for step in rechecks)
     for name in ("log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
         del train[name]
-    if (every := config.train.checkpoint_every) is not None:
-        train["checkpoint_every"] = every < config.train.steps
+    if config.train.checkpoint_every is not None:
+        # One copy is gone when it is written; the memory of several is kept between them.
+        train["checkpoint_every"] = min(config.train.copied_checkpoints(), 2)
     if config.train.eval_every is None:
         del train["eval_samples"]
     else:

@@ -22,7 +22,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 
 from ortlaunch.run.checkpoints import CONVERTED, remove_converted
 from ortlaunch.trainer.checkpoint import reading
-from ortlaunch.trainer.checkpoint.host import save_file, to_host
+from ortlaunch.trainer.checkpoint.host import HostMemory, save_file, to_host
 from ortlaunch.trainer.checkpoint.torch_state import Write
 
 _TAG = "deepspeed"
@@ -31,10 +31,11 @@ _TAG = "deepspeed"
 class _LaterEngine(CheckpointEngine):
     """A checkpoint engine that copies what DeepSpeed would write to host memory."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, shared: bool, memory: HostMemory) -> None:
         super().__init__()
         self.name = "ortlaunch"
         self._shared = shared
+        self._memory = memory
         self.files: list[tuple[Any, str]] = []
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -45,7 +46,7 @@ class _LaterEngine(CheckpointEngine):
 
     def save(self, state_dict: Any, path: str) -> None:
         """Copies the content of one file."""
-        self.files.append((to_host(state_dict, shared=self._shared), path))
+        self.files.append((to_host(state_dict, shared=self._shared, memory=self._memory), path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file. The caller has already checked its hash."""
@@ -60,15 +61,16 @@ class _LaterEngine(CheckpointEngine):
         return False
 
 
-def snapshot(engine: Any, folder: Path, *, shared: bool) -> Write:
+def snapshot(engine: Any, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
     """Copies this worker's share of the state to host memory. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
         folder: the folder that the state will be written to. It need not exist yet.
         shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
+        memory: what the tensors are copied into.
     """
-    later = _LaterEngine(shared)
+    later = _LaterEngine(shared, memory)
     usual, engine.checkpoint_engine = engine.checkpoint_engine, later
     # DeepSpeed would copy its recovery script into the folder, which does not exist yet. The script is not needed,
     # because `ortlaunch export weights` does the same.

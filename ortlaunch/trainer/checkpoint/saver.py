@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run.checkpoints import Store, name_of
-from ortlaunch.trainer.checkpoint.host import save_file
+from ortlaunch.trainer.checkpoint.host import HostMemory, save_file
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
 
@@ -35,6 +35,14 @@ class Written:
     """Why the links or the earlier checkpoints were left as they were; empty if they were not. For the first worker."""
 
 
+class Snapshot(Protocol):
+    """Copies an engine's state; see `Engine.snapshot`."""
+
+    def __call__(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
+        """Returns a function that writes the copy to the folder."""
+        ...
+
+
 class Saver:
     """Saves this worker's state together with the others'. All workers must make the same calls in the same order."""
 
@@ -50,14 +58,18 @@ class Saver:
         self._group = group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Written] | None = None
+        self._memory = HostMemory()
 
     def save(
         self,
         step: int,
-        snapshot: Callable[[Path], Write],
+        snapshot: Snapshot,
         own: dict[str, Any],
         meta: dict[str, Any],
         refusal: str = "",
+        *,
+        shared: bool,
+        keep_memory: bool,
     ) -> list[Written]:
         """Begins a checkpoint, and returns when the state has been copied.
 
@@ -65,18 +77,23 @@ class Saver:
 
         Args:
             step: the step that has ended.
-            snapshot: copies the engine's state. It gets the folder that the state will be written to.
+            snapshot: copies the engine's state.
             own: this worker's further state, as plain values and as tensors that do not change later.
             meta: facts about the checkpoint. Only the first worker's are used.
             refusal: why this worker's state must not be kept, which then is the error of the checkpoint; empty if it
                 may be.
+            shared: whether the state stays as it is until it is written. What is in host memory is not copied then.
+            keep_memory: whether the memory of the copy is kept for the next checkpoint; otherwise it is given back
+                when the checkpoint is written.
 
         Returns:
             The result of the previous checkpoint, if no call has returned it yet.
         """
         ended = self.wait()
         partial = self._store.partial(step)
-        write = snapshot(partial / ENGINE)
+        # The previous checkpoint is written, or has failed: nothing reads its copy any more.
+        with self._memory.copying(keep=keep_memory):
+            write = snapshot(partial / ENGINE, shared=shared, memory=self._memory)
         self._pending = self._thread.submit(self._write, step, write, own, meta, refusal)
         return ended
 

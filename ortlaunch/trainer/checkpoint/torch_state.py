@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from ortlaunch.trainer.checkpoint import reading
-from ortlaunch.trainer.checkpoint.host import save_file, storage_key, to_host
+from ortlaunch.trainer.checkpoint.host import HostMemory, save_file, storage_key, to_host
 
 _TENSORS, _REST = "tensors", "rest.pt"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -42,6 +42,7 @@ def snapshot(
     *,
     is_first: bool,
     shared: bool,
+    memory: HostMemory,
 ) -> Write:
     """Copies model and optimizer to host memory.
 
@@ -53,6 +54,7 @@ def snapshot(
         is_first: whether this is the first worker. Only its buffers are saved: DistributedDataParallel sends them to
             the others before every forward, and between steps the others' buffers may differ.
         shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
+        memory: what the tensors are copied into.
     """
     # This call comes before `named_parameters`, because a sharded model replaces gathered parameters by shards here.
     state = model.state_dict(keep_vars=True)
@@ -69,7 +71,8 @@ def snapshot(
     groups = [
         {**group, "params": [names[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    copied, others = to_host(tensors, shared=shared), to_host({**rest, "groups": groups, "plain": plain})
+    copied = to_host(tensors, shared=shared, memory=memory)
+    others = to_host({**rest, "groups": groups, "plain": plain})
 
     def write(group: dist.ProcessGroup) -> None:
         # The collective part comes first. A worker that failed before it would leave the others waiting.

@@ -17,6 +17,7 @@ from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
@@ -122,10 +123,10 @@ class DeepSpeedEngine(Engine):
             self.known_discarded = True
         return self._engine.get_global_grad_norm()
 
-    def snapshot(self, folder: Path, *, shared: bool) -> Write:
+    def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.snapshot(self._engine, folder, shared=shared)
+        return deepspeed_state.snapshot(self._engine, folder, shared=shared, memory=memory)
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state

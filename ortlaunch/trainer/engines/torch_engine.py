@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint import torch_state
-from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
@@ -91,9 +91,11 @@ class TorchEngine(Engine):
     def loss_scale(self) -> float | None:
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
-    def snapshot(self, folder: Path, *, shared: bool) -> torch_state.Write:
+    def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> torch_state.Write:
         rest = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
-        return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first, shared=shared)
+        return torch_state.snapshot(
+            self.inner, self._optimizer, rest, folder, is_first=self._is_first, shared=shared, memory=memory
+        )
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         with settings_kept(self._optimizer, self._scheduler):

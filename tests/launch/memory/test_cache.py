@@ -100,8 +100,12 @@ def test_the_key_has_what_the_memory_depends_on_and_nothing_else(config: Config)
     # Holes of the allocator grow in the first steps.
     few, more, many = (key(checkpoint_every=None, steps=steps) for steps in (3, 20, 2000))
     assert few != more == many
+    # The memory of a copy is kept only for a further one.
+    once = key(checkpoint_every=50)
+    assert once == key(checkpoint_every=99)
+    assert key(checkpoint_every=33) == key(checkpoint_every=10) != once
     others = [key(batch_size=8), key(checkpoint_every=None), key(steps=2000), key(eval_every=2), key_of(config, 1, 1)]
-    assert len({key(), *others}) == 6
+    assert len({key(), once, key(checkpoint_every=10), *others}) == 8
 
 
 def test_a_run_that_compares_its_gradients_again_has_another_key() -> None:

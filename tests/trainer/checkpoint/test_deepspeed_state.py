@@ -17,6 +17,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Task
 from ortlaunch.trainer.checkpoint import deepspeed_state
+from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
 from tests.support.alone import alone
@@ -66,11 +67,11 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
     for who in ("ours", "deepspeeds"):
         (tmp_path / who).mkdir()
-    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(group)
+    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False, memory=HostMemory())(group)
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
     monkeypatch.setattr(deepspeed_state, "_left_gathered", lambda _engine: contextlib.nullcontext())
-    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False)(group)
+    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False, memory=HostMemory())(group)
     assert gathered
     files, deepspeeds = (
         {file.name: plain(torch.load(file, weights_only=False)) for file in sorted((tmp_path / who).rglob("*.pt"))}
