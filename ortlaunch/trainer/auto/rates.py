@@ -66,7 +66,7 @@ class Rates:
         found = []
         for path in sorted(self.path.parent.glob(f"{self._alike}-*.json")):
             content = _content(path) if path != self.path else {}
-            work, rates = content.get("work"), _rates(_entries(content))
+            work, rates = content.get("work", 0), _rates(_entries(content))
             if _is_number(work) and work >= 1 and rates:
                 found.append(Near(rates, self._work / work))
         return found
