@@ -251,10 +251,20 @@ def _parser() -> argparse.ArgumentParser:
         "--memory", type=_size, metavar="SIZE", help="memory for a trial, such as 8GiB (default: 90 %% of what is free)"
     )
     parser.add_argument(
-        "--hold", type=_names(AXES), default=[], metavar="AXIS,...", help="axes that keep the values as asked"
+        "--hold",
+        action="extend",
+        type=_names(AXES),
+        default=[],
+        metavar="AXIS,...",
+        help="axes that keep the values as asked",
     )
     parser.add_argument(
-        "--free", type=_names(FREE), default=[], metavar="WHAT,...", help="search these too; the learning then changes"
+        "--free",
+        action="extend",
+        type=_names(FREE),
+        default=[],
+        metavar="WHAT,...",
+        help="search these too; the learning then changes",
     )
     parser.add_argument("--again", action="store_true", help="begin anew, whatever was found before")
     parser.add_argument("--format", choices=("table", "json"), default="table")

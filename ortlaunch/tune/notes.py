@@ -62,13 +62,22 @@ class Notes:
 
         def run(cell: Cell, effort: Effort) -> Outcome:
             key = f"{effort.stage} {effort.number} {cell}"
-            stored = self.get(key)
-            if stored is not None:
-                known = {name: value for name, value in stored.items() if name in _FIELDS}
-                return Outcome(**known | {"is_noted": True})
+            noted = _outcome(self.get(key))
+            if noted is not None:
+                return noted
             outcome = trial(cell, effort)
             if not outcome.is_of_machine:
                 self.put(key, outcome.to_json())
             return outcome
 
         return run
+
+
+def _outcome(stored: Any) -> Outcome | None:
+    """A noted outcome; None if there is none, or one that another version of ortlaunch has noted otherwise."""
+    if not isinstance(stored, dict):
+        return None
+    try:
+        return Outcome(**{name: value for name, value in stored.items() if name in _FIELDS} | {"is_noted": True})
+    except TypeError:
+        return None

@@ -13,6 +13,8 @@ Seen = Mapping[Cell, Outcome]
 MICRO, CHECKPOINTING = "micro_batch", "checkpointing"
 """The axes that change the memory of a step in a known direction."""
 OFF, ON = "off", "on"
+NEEDS_MORE = "needs more memory than "
+"""The beginning of the reasons that name another cell, which does not fit."""
 
 
 class Pruner(Protocol):
@@ -52,7 +54,7 @@ class Dominance:
         if cell not in self._known:
             smaller = next((one for one in self._smaller(cell, self._known) if self._known[one]), None)
             self._known[cell] = (
-                self._too_large(cell, seen) if smaller is None else f"needs more than {smaller}: {self._known[smaller]}"
+                self._too_large(cell, seen) if smaller is None else f"{NEEDS_MORE}{smaller}: {self._known[smaller]}"
             )
         return self._known[cell]
 
@@ -64,12 +66,13 @@ class Dominance:
         twin = _twin(cell)
         if twin is None or twin not in seen or not seen[twin].ok:
             return None
-        return "computes activations twice, and the same without checkpointing fits"
+        # Under ONNX Runtime too: its graph has all nodes of the other one, and those that are computed again.
+        return "computes activations again, and the same without checkpointing fits"
 
     def _larger(self, cell: Cell, seen: Seen) -> str | None:
         exhausted = {other: outcome for other, outcome in seen.items() if outcome.status == "out of memory"}
         other = next(self._smaller(cell, exhausted), None)
-        return None if other is None else f"needs more memory than {other}, which ran out of it"
+        return None if other is None else f"{NEEDS_MORE}{other}, which ran out of it"
 
     def _smaller(self, cell: Cell, among: Mapping[Cell, object]) -> Iterator[Cell]:
         """Cells of `among` that need no more memory than this one: a smaller micro-batch, or checkpointing too."""

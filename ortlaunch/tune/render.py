@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rich import box
@@ -10,7 +11,7 @@ from rich.table import Table
 
 from ortlaunch.base.tables import print_in_full_width
 from ortlaunch.base.text import counted
-from ortlaunch.tune.pruning import MICRO
+from ortlaunch.tune.pruning import MICRO, NEEDS_MORE
 
 _MOST_ROWS = 20
 _LONGEST = 110
@@ -20,14 +21,18 @@ def render(result: dict[str, Any], console: Console) -> None:
     """Prints a result that `ortlaunch.tune.report` made."""
     print_in_full_width(_table(result["trials"][:_MOST_ROWS]), console)
     if len(result["trials"]) > _MOST_ROWS:
-        console.out(f"and {len(result['trials']) - _MOST_ROWS} slower ones (--format json lists all)", highlight=False)
+        console.out(f"and {len(result['trials']) - _MOST_ROWS} more (--format json lists all)", highlight=False)
     for line in _lines(result):
         console.out(line, highlight=False)
 
 
 def not_tried(groups: list[dict[str, Any]]) -> list[str]:
-    """A line for each reason not to try cells."""
-    return [f"not tried: {one['count']} x {_shortened(one['reason'])}" for one in groups]
+    """A line for each reason not to try cells. Reasons that differ in the cell that they name share one."""
+    counts: Counter[str] = Counter()
+    for one in groups:
+        is_of_memory = one["reason"].startswith(NEEDS_MORE)
+        counts[f"{NEEDS_MORE}one that does not fit" if is_of_memory else one["reason"]] += one["count"]
+    return [f"not tried: {count} x {_shortened(reason)}" for reason, count in counts.most_common()]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -72,10 +77,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
     if result["busy"]["trials"]:
         lines.append(
             f"! other processes had up to {result['busy']['most']:.0%} of the cores in {result['busy']['trials']} of "
-            f"{result['trials_run']} trials: speeds are too low there, and the order may be wrong"
+            f"{result['trials_run']} trials: speeds are too low there, and the order may be wrong (--again measures "
+            "anew)"
         )
     if result["winner"] is None:
-        return [*lines, "no configuration trained"]
+        return [*lines, f"no configuration trained; what each trial printed is in {result['folder']}/trials"]
     if "batch" in result["free"] or "optimizer" in result["free"] or "precision" in result["free"]:
         lines.append(f"! {', '.join(result['free'])} freed: the winner trains differently, at the same learning rate")
     if result["winner"][MICRO] != result["asked"][MICRO]:

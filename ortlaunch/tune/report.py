@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -59,7 +61,8 @@ def _row(cell: Cell, outcomes: list[Outcome], finding: Finding, work: float) -> 
     good = [one for one in outcomes if one.ok]
     # A winner's first figures flatter: what was measured in rounds and afterwards counts, or else the latest trial.
     last = good[-1] if good else outcomes[-1]
-    scores = [one.score(work) for one in good]
+    rounds = finding.rounds.get(cell, [])
+    counted = _of_rounds(good, rounds, work) or good[-1:]
     failed = next((one for one in reversed(outcomes) if not one.ok), None)
     verdict = finding.dropped.get(cell, "")
     if cell == finding.winner:
@@ -71,15 +74,25 @@ def _row(cell: Cell, outcomes: list[Outcome], finding: Finding, work: float) -> 
     return {
         "cell": dict(cell.values),
         "trials": len(outcomes),
-        "score": scores[-1] if scores else 0.0,
-        "interval": interval_of(finding.rounds.get(cell, [])),
-        "rate": last.rate,
+        "score": statistics.geometric_mean(one.score(work) for one in counted) if counted else 0.0,
+        "interval": interval_of(rounds),
+        "rate": statistics.geometric_mean(one.rate for one in counted) if counted else 0.0,
         "start_seconds": max((one.start for one in good), default=0.0),
         "peak_bytes": max(one.peak_bytes for one in outcomes),
         "others": max(one.others for one in outcomes),
         "verdict": verdict or "slower",
         "run": last.run,
     }
+
+
+def _of_rounds(outcomes: list[Outcome], rounds: list[float], work: float) -> list[Outcome]:
+    """The outcomes of a cell whose scores have these logarithms, the latest where several have the same."""
+    left, found = list(rounds), []
+    for one in reversed(outcomes):
+        if (log := math.log(one.score(work))) in left:
+            left.remove(log)
+            found.append(one)
+    return found
 
 
 def grouped(reasons: dict[Cell, str]) -> list[dict[str, Any]]:

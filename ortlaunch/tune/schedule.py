@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
 from ortlaunch.tune.expectation import Expectation
@@ -68,7 +69,9 @@ class Schedule:
         self._finding = Finding(None)
         self._seen: dict[Cell, Outcome] = {}
         self._scores: dict[Cell, float] = {}
-        """The score of each tried cell by its latest trial; 0 for one that failed."""
+        """The score of each tried cell by the mean speed of its trials; 0 for one that failed."""
+        self._rates: dict[Cell, list[float]] = {}
+        """The speeds of each cell in its trials. Those of the fewest steps count only until there are others."""
         self._open = dict.fromkeys(plan.cells)
         self._chance = random.Random(plan.seed)
         self._expectation: Expectation | None = None
@@ -268,7 +271,7 @@ class Schedule:
         for cell in running:
             if cell == best:
                 continue
-            low, high = difference_of(logs[best], logs[cell])
+            low, high = difference_of(best, cell, {one: logs[one] for one in running})
             if max(-low, high) <= _SAME:
                 continue
             if low > 0:
@@ -287,11 +290,11 @@ class Schedule:
         names = [cell for cell in logs if cell not in found.dropped] or self._best_first()[:1]
         unfit: set[Cell] = set()
         while names:
-            best = max(names, key=lambda cell: self._mean(cell, logs))
+            best = max(names, key=self._mean)
             ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
             # If nothing is faster than the configuration as asked, there is no reason to change it. Where the rounds
             # could not separate it from one that is faster on average, the faster one is the better guess.
-            is_asked = plan.asked in ties and self._mean(best, logs) - self._mean(plan.asked, logs) <= _CLOSE
+            is_asked = plan.asked in ties and self._mean(best) - self._mean(plan.asked) <= _CLOSE
             winner = plan.asked if is_asked else best
             reason = plan.unfit(winner)
             if reason is None:
@@ -306,19 +309,14 @@ class Schedule:
             # All finalists may be unfit. Then the best of the others is left.
             names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
 
-    def _mean(self, cell: Cell, logs: dict[Cell, list[float]]) -> float:
-        """The mean of a cell's rounds; with few of them the trial before them counts too."""
-        rounds = logs.get(cell, [])
-        if len(rounds) >= LEAST_ROUNDS:
-            return statistics.fmean(rounds)
-        last = self._finding.measured.get(cell, [])[-len(rounds) - 1 :]
-        found = [math.log(one.score(self._plan.work)) for one in last if one.ok]
-        return statistics.fmean(found) if found else -math.inf
+    def _mean(self, cell: Cell) -> float:
+        """The logarithm of a cell's score by all its trials."""
+        return math.log(self._scores[cell]) if self._scores.get(cell) else -math.inf
 
     def _is_tie(self, best: Cell, cell: Cell, logs: dict[Cell, list[float]]) -> bool:
         """Whether a finalist that the rounds have not dropped may be as fast as the best one."""
         has_interval = min(len(logs.get(one, [])) for one in (best, cell)) >= LEAST_ROUNDS
-        return has_interval or self._mean(best, logs) - self._mean(cell, logs) <= _CLOSE
+        return has_interval or self._mean(best) - self._mean(cell) <= _CLOSE
 
     def _measure_again(self, logs: dict[Cell, list[float]]) -> None:
         """Measures the winner once more, beside the configuration as asked."""
@@ -349,6 +347,9 @@ class Schedule:
     def _search_until(self) -> float:
         """Seconds after which the search begins no further trial."""
         budget = self._plan.budget
+        if not any(self._scores.values()):
+            # While nothing has trained, there is nothing to compare later.
+            return budget
         later = _LATER_TRIALS * self._finding.spent / max(1, sum(map(len, self._finding.measured.values())))
         return min(_MOST_SEARCH * budget, max(_LEAST_SEARCH * budget, budget - later))
 
@@ -368,10 +369,20 @@ class Schedule:
             self._longest = max(self._longest, outcome.seconds)
         self._finding.measured.setdefault(cell, []).append(outcome)
         if stage != "again" and not (stage == "round" and not outcome.ok):
-            self._scores[cell] = outcome.score(plan.work)
+            self._scores[cell] = self._mean_score(cell, outcome, is_first=stage in ("probe", "short"))
         self._seen[cell] = outcome
         self._say(_line(cell, stage, number, outcome))
         return outcome
+
+    def _mean_score(self, cell: Cell, latest: Outcome, *, is_first: bool) -> float:
+        """The score of a cell with the mean speed of its trials, and the start of the latest.
+
+        An earlier start may have held an export or a compilation that is kept now.
+        """
+        if not latest.ok or latest.rate <= 0:
+            return 0.0
+        rates = self._rates[cell] = [*([] if is_first else self._rates.get(cell, [])), latest.rate]
+        return replace(latest, rate=statistics.geometric_mean(rates)).score(self._plan.work)
 
     def _rate(self, cell: Cell) -> float | None:
         """Samples per second to expect of a cell: what it had, else what the median cell had."""
@@ -382,9 +393,9 @@ class Schedule:
         return statistics.median(rates) if rates else None
 
     def _timeout(self, cell: Cell) -> float:
-        """Seconds that the next trial may take: the first ones half of the budget, later ones by the longest so far."""
+        """Seconds that the next trial may take: by the longest so far, and before that half of what is left."""
         if not self._longest:
-            return max(_LEAST_TIMEOUT, self._plan.budget / 2)
+            return max(_LEAST_TIMEOUT, (self._plan.budget - self._spent) / 2)
         usual = _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
         shown = {
             pair for one, outcome in self._seen.items() if outcome.status in ("ok", "time-out") for pair in one.values

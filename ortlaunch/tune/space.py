@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.bounds import MOST_PROCESSES
 from ortlaunch.config.devices import resolve_device, usable_cores
 from ortlaunch.config.precisions import BACKENDS
 from ortlaunch.config.schema import GROUPS, AutoConfig, Config, Device, OptimizerConfig, Precision
@@ -66,8 +68,13 @@ class Space:
         pairs = [[(axis, value) for value in values] for axis, values in axes.items() if axis != MICRO]
         for values in itertools.product(*pairs):
             found = dict(values)
-            for micro in self._micro_batches(int(found[WORKERS])):
-                self._take(Cell(tuple((axis, micro if axis == MICRO else found[axis]) for axis in axes)))
+            micros = self._micro_batches(int(found[WORKERS]))
+            for micro in micros or [config.train.batch_size]:
+                cell = Cell(tuple((axis, micro if axis == MICRO else found[axis]) for axis in axes))
+                if micros:
+                    self._take(cell)
+                else:
+                    self.refused[cell] = self._undivided(cell)
         if self.cell not in self.cells:
             # The words hold an axis to other values than the first: what is asked for is the first that works.
             if not self.cells:
@@ -137,6 +144,11 @@ class Space:
                 found += [f"optimizer.{key}={_text(getattr(optimizer, key))}" for key in keys]
         return found
 
+    def _undivided(self, cell: Cell) -> str:
+        """Why the workers of a cell cannot share the global batch as it is."""
+        micro = f" in micro-batches of {cell[MICRO]}" if MICRO in self.hold else ""
+        return f"a global batch of {self.batch} cannot be divided among {cell[WORKERS]} workers{micro}"
+
     def _take(self, cell: Cell) -> None:
         # What is asked for is measured in any case: the others are compared with it.
         reason = None if cell == self.cell else _pointless(cell) or self._other_numbers(cell)
@@ -189,6 +201,12 @@ class Space:
     def _axes(self) -> dict[str, list[Value]]:
         """The values of each axis; those of the micro-batch depend on the workers."""
         config, given, asked = self.asked, self.words.given, dict(self.cell.values)
+        for axis, values in given.items():
+            held = TRAINER if axis == "zero_stage" else axis
+            if held in self.hold and len(values) > 1:
+                raise RequestError(
+                    f"--hold={held} keeps one value, and {', '.join(values)} are given to search: leave one of both out"
+                )
         everything: dict[str, list[Value]] = {
             BACKEND: [*BACKENDS],
             TRAINER: [label for name in TRAINERS for label in self._labels(name)],
@@ -222,6 +240,8 @@ class Space:
             axes[TRAINER] = [label for label in axes[TRAINER] if label in allowed]
         if stages := given.get("zero_stage"):
             allowed = [f"zero{stage}" for stage in stages]
+            if wrong := [stage for stage in stages if f"zero{stage}" not in self._labels("deepspeed")]:
+                raise RequestError(f"trainer.zero_stage={wrong[0]}: must be one of 0, 1, 2 and 3")
             axes[TRAINER] = [one for one in axes[TRAINER] if one in allowed or not str(one).startswith("zero")]
         for axis, key in ((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")):
             if axis in axes and axis in given:
@@ -265,10 +285,9 @@ class Space:
             return doubled + halved
         if self.batch % workers:
             return []
-        share = self.batch // workers
         found: list[int] = []
-        for one in range(share, 0, -1):
-            if share % one == 0 and (one == asked or not found or one <= _STEP_APART * found[-1]):
+        for one in _divisors(self.batch // workers):
+            if one == asked or not found or one <= _STEP_APART * found[-1]:
                 found.append(one)
         return found
 
@@ -314,13 +333,19 @@ def _pointless(cell: Cell) -> str | None:
     return None
 
 
+def _divisors(number: int) -> list[int]:
+    """The divisors of a number, the largest first."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)}, reverse=True)
+
+
 def _numbers(key: str, texts: Sequence[str], default: int) -> list[int]:
     found = []
     for text in texts:
         if text == "null":
             found.append(default)
-        elif not text.isdecimal() or not int(text[:9]):
-            raise RequestError(f"{key}={text}: must be a number, 1 or more")
+        elif not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_PROCESSES:
+            raise RequestError(f"{key}={text}: must be a number, at least 1 and at most {MOST_PROCESSES}")
         else:
             found.append(int(text[:9]))
     return found

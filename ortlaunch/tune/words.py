@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ def taken_apart(words: Sequence[str], free: Sequence[str]) -> Words:
     Raises:
         RequestError: a list of values is given for a key that has no axis, or whose axis is not freed.
     """
+    from hydra.core.override_parser.types import Glob
+
     composed, kept = [], []
     given: dict[str, list[str]] = {}
     for word in words:
@@ -61,7 +64,9 @@ def taken_apart(words: Sequence[str], free: Sequence[str]) -> Words:
         key = override.key_or_group
         values = [word.partition("=")[2]]
         if override.is_sweep_override():
-            values = [str(one) for one in override.sweep_string_iterator()][: _MOST_VALUES + 1]
+            if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+                raise RequestError(f"{word}: give the values one by one, with commas between them")
+            values = [str(one) for one in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES + 1)]
             _check_list(word, key, values, free)
         axis = KEYS.get(key)
         composed.append(f"{word.partition('=')[0]}={values[0]}" if len(values) > 1 else word)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortlaunch.base.user import user_cache
+from tests.benchmarks.whole_runs import words_of
 
 PLAIN = ("eager", "compile", "ort")
 
@@ -30,13 +31,14 @@ class Case:
     """One model under DDP."""
 
     model: str
+    """A family of `tests.benchmarks.whole_runs`."""
     steps: int
     rounds: int = 2
 
 
 CASES = (
-    *(Case(model, steps=500) for model in ("mlp", "resnet", "vit", "gpt2_nano")),
-    *(Case(model, steps=60) for model in ("llama", "bert")),
+    *(Case(model, steps=500) for model in ("mlp", "resnet", "vit", "own", "gpt2_nano")),
+    *(Case(model, steps=60) for model in ("llama", "bert", "hf")),
     Case("gpt2", steps=40),
 )
 
@@ -52,7 +54,7 @@ class Measured:
 def whole_run(case: Case, backend: str, folder: Path, cache: Path) -> Measured:
     """Runs a case to its end; the time counts from the launch."""
     overrides = [
-        f"model={case.model}",
+        *words_of(case.model, folder),
         "trainer=ddp",
         f"backend={backend}",
         f"train.steps={case.steps}",

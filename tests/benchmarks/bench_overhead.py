@@ -42,7 +42,7 @@ from tests.benchmarks.switches import (
     WATCHES,
     steps_per_round,
 )
-from tests.benchmarks.whole_runs import STEPS, WORKERS, leave_nothing_running, run, turns
+from tests.benchmarks.whole_runs import STEPS, WORKERS, leave_nothing_running, run, turns, words_of
 
 RUN_STEPS = 100_000
 """Length of the run whose share of comparisons is computed."""
@@ -52,7 +52,7 @@ _REPOSITORY = Path(__file__).parents[2]
 def step_seconds(model: str, rounds: int, rows: list[str], folder: Path) -> list[tuple[str, float, float]]:
     """Runs it; returns for each turn that is not the default its row, its mean step, and that of its neighbours."""
     words = [
-        f"model={model}",
+        *words_of(model, folder),
         "model.imports=[tests.benchmarks.switches]",
         "backend=ort",
         f"launcher.workers_per_node={WORKERS}",

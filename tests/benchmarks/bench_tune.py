@@ -90,8 +90,10 @@ def replay(names: list[str]) -> None:
     seeds = range(int(os.environ.get("ORTLAUNCH_TUNE_SEEDS", "10")))
     for name in names or GRIDS:
         grid = Grid.of(name)
-        if left := len(list(grid.missing())):
-            print(f"{name}: {left} trials of its grid are missing (bench_tune measure {name})")
+        missing = [number for number, _ in grid.missing()]
+        if missing:
+            print(f"{name}: {len(missing)} trials of its grid are missing (bench_tune measure {name})")
+        if any(number < ROUNDS for number in missing):
             continue
         found = [grid.replayed(seed, _SHARE * _BEFORE_THE_END * grid.seconds()) for seed in seeds]
         near, inside = sum(one.share >= _NEAR for one in found), sum(one.is_inside for one in found)
@@ -101,8 +103,9 @@ def replay(names: list[str]) -> None:
             f"noise {grid.noise():.1%}\n"
             f"  within 3 % of the best: {near} of {len(found)}, inside its interval (to {grid.lowest_of_best():.3f}): "
             f"{inside}; least {min(one.share for one in found):.3f}\n"
-            f"  cost {statistics.median(costs):.0%} of the grid's, most {max(costs):.0%}; "
-            f"best cell left out by a rule: {sum(one.is_best_pruned for one in found)}",
+            f"  cost {statistics.median(costs):.0%} of the grid's, most {max(costs):.0%}; best cell left out: "
+            f"{sum(one.is_best_pruned for one in found)}, faster than the one kept for it: "
+            f"{sum(one.is_loss for one in found)}",
             flush=True,
         )
 

@@ -2,7 +2,7 @@
 
 The best of many noisy figures flatters, so the cells near the best are measured in further rounds.
 
-A kept grid is a machine on which the search can be replayed with any seed: a trial has the cell's median speed with the
+A kept grid is a machine on which the search can be replayed with any seed: a trial has the cell's mean speed with the
 noise of the measurements, takes the seconds that one of them took, and fails where it failed.
 """
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.tune.cell import Cell, Effort, Outcome
 from ortlaunch.tune.folder import machine
 from ortlaunch.tune.plan import Plan
-from ortlaunch.tune.pruning import Dominance
+from ortlaunch.tune.pruning import CHECKPOINTING, OFF, Dominance
 from ortlaunch.tune.schedule import NO_GAIN, NO_TIME, Schedule
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.trial import Trials, steps_for
@@ -38,7 +38,7 @@ ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "2"))
 CLOSE_ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_CLOSE_ROUNDS", "6"))
 """Rounds in all of the cells near the best."""
 _CLOSE = 0.9
-"""Share of the best median score from which on a cell is near the best."""
+"""Share of the best score from which on a cell is near the best."""
 SECONDS = 3.0
 """Seconds of training of a measured trial."""
 MOST_CELLS = 48
@@ -91,7 +91,7 @@ class Grid:
                     yield number, cell
 
     def close(self) -> list[Cell]:
-        """The cells whose median score is near the best one; none before all cells are measured."""
+        """The cells whose score is near the best one; none before all cells are measured."""
         if not all(self.measured.values()):
             return []
         least = _CLOSE * self.score(self.best())
@@ -148,24 +148,40 @@ class Grid:
     # What was measured, as a machine.
 
     def score(self, cell: Cell) -> float:
-        """The median score of a cell; 0 if it does not train."""
-        return statistics.median(_outcome(one).score(self.work) for one in self.measured[str(cell)])
+        """The score of a cell with its mean speed; 0 if it does not train.
+
+        The start is that of later trials: an export or a compilation of the first one is kept for a user too.
+        """
+        kept = self.measured[str(cell)]
+        good = [one for one in map(_outcome, kept) if one.ok]
+        if 2 * len(good) <= len(kept):
+            return 0.0
+        start = statistics.median(one.start for one in good[1:] or good)
+        return replace(good[-1], start=start, rate=statistics.geometric_mean(one.rate for one in good)).score(self.work)
 
     def seconds(self) -> float:
         """What the measurement of the whole grid took, without the further rounds of the cells near the best."""
         return sum(one["seconds"] for kept in self.measured.values() for one in kept[:ROUNDS])
 
     def best(self) -> Cell:
-        """The cell with the best median score."""
+        """The cell with the best score."""
         return max(self.space.cells, key=self.score)
 
     def noise(self) -> float:
-        """The standard deviation of the logarithm of a cell's scores, over all cells; needs two rounds."""
+        """The standard deviation of the logarithm of a cell's speeds, over all cells; needs two rounds."""
         apart = []
         for kept in self.measured.values():
-            logs = [math.log(_outcome(one).score(self.work)) for one in kept if one["status"] == "ok"]
+            logs = [math.log(one["rate"]) for one in kept if one["status"] == "ok"]
             apart += [statistics.variance(logs)] if len(logs) > 1 else []
         return math.sqrt(statistics.fmean(apart)) if apart else 0.0
+
+    def is_faster(self, one: Cell, other: Cell) -> bool:
+        """Whether the measurements tell that a cell is faster than another one, by the noise of all cells."""
+        if not self.score(other):
+            return self.score(one) > 0
+        counts = sum(1 / len(self.measured[str(cell)]) for cell in (one, other))
+        apart = math.log(self.score(one) / self.score(other)) if self.score(one) else -math.inf
+        return apart > _OF_INTERVAL * self.noise() * math.sqrt(counts)
 
     def lowest_of_best(self) -> float:
         """The lower end of the 95 % interval of the best cell's score, as a share of it, by the noise of all cells."""
@@ -180,15 +196,19 @@ class Grid:
         """
         chance = random.Random(seed)
         spread = self.noise()
+        tried: set[Cell] = set()
 
         def trial(cell: Cell, effort: Effort) -> Outcome:
-            one = chance.choice(self.measured[str(cell)])
+            # The first trial of a cell pays for what later ones find made, here as when it was measured.
+            first, *later = self.measured[str(cell)]
+            one = chance.choice(later) if later and cell in tried else first
+            tried.add(cell)
             found = _outcome(one)
             if not found.ok:
                 return found
-            # The noise is in the measured rates already: their median stands for the cell.
+            # The noise is in the measured rates already: their mean stands for the cell.
             rates = [kept["rate"] for kept in self.measured[str(cell)] if kept["status"] == "ok"]
-            rate = statistics.median(rates) * math.exp(chance.gauss(0, spread))
+            rate = statistics.geometric_mean(rates) * math.exp(chance.gauss(0, spread))
             seconds = one["seconds"] - one["trained_seconds"] + effort.seconds
             return Outcome("ok", seconds, rate=rate, start=found.start, peak_bytes=found.peak_bytes)
 
@@ -198,11 +218,15 @@ class Grid:
         assert finding.winner is not None
         best = self.best()
         share = self.score(finding.winner) / self.score(best)
+        # A cell that was not reached was not pruned.
+        is_pruned = finding.pruned.get(best, NO_TIME) not in (NO_TIME, NO_GAIN)
+        # The rule about checkpointing keeps the same cell without it. What it loses is the difference of both.
+        kept = best.having(**{CHECKPOINTING: OFF})
         return Replay(
             share,
             finding.spent / self.seconds(),
-            # A cell that was not reached was not pruned.
-            finding.pruned.get(best, NO_TIME) not in (NO_TIME, NO_GAIN),
+            is_pruned,
+            is_pruned and (kept == best or self.is_faster(best, kept)),
             share >= self.lowest_of_best(),
         )
 
@@ -212,13 +236,15 @@ class Replay:
     """What one search of a kept grid found."""
 
     share: float
-    """The winner's median score in the grid, as a share of the best cell's."""
+    """The winner's score in the grid, as a share of the best cell's."""
     cost: float
     """The seconds of its trials, as a share of those of the whole grid."""
     is_best_pruned: bool
-    """Whether a rule left the best cell out."""
+    """Whether a rule left the cell with the best score out."""
+    is_loss: bool
+    """Whether the measurements tell that this cell is faster than the one that the rule has kept in its place."""
     is_inside: bool
-    """Whether the winner's median is not below the interval of the best cell's."""
+    """Whether the winner's score is not below the interval of the best cell's."""
 
 
 def _path(name: str) -> Path:

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.estimate_draws import MODELS, make_models
+
 WORKERS = 2
-STEPS = {"gpt2_nano": 40, "gpt2": 8, "bert": 8, "llama": 8, "mlp": 40, "resnet": 40, "vit": 40}
+STEPS = {"gpt2_nano": 40, "gpt2": 8, "bert": 8, "llama": 8, "mlp": 40, "resnet": 40, "vit": 40, "hf": 8, "own": 40}
 """The model families, and how many steps a run of each takes."""
+_WORDS = {
+    "hf": ("model=hf", f"model.params.pretrained={MODELS}/gpt_neox", "model.params.task=causal-lm", "data.seq_len=128"),
+    "own": (
+        *("model=factory", "model.target=tests.benchmarks.estimate_draws:frozen_below", "data=digits"),
+        *("+model.params.width=512", "+model.params.layers=4", "+model.params.frozen=1"),
+    ),
+}
+"""The keys of the families that are no option of ``model``: one that transformers reads from a folder, and a user's."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ())
     """Runs ``ortlaunch`` to the end of the run.
 
     Args:
-        overrides: keys as on the command line.
+        overrides: keys as on the command line; ``model=`` may name any family of `STEPS`.
         backend: what must really have run the steps.
         folder: for the run folder.
         within: words before the command, such as taskset's.
@@ -55,7 +65,10 @@ def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ())
         AssertionError: another backend has run than the one that was asked for.
         subprocess.CalledProcessError: the run has failed.
     """
-    words = [*overrides, f"backend={backend}", "tracking=none", f"run_root={folder / backend}"]
+    words = [f"backend={backend}", "tracking=none", f"run_root={folder / backend}"]
+    for word in overrides:
+        key, _, value = word.partition("=")
+        words += words_of(value, folder) if key == "model" else [word]
     command = [*within, sys.executable, "-m", "ortlaunch", *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200)
     journal = max((folder / backend).glob("*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
@@ -63,6 +76,19 @@ def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ())
     ran = Ran(_last(events, "tags"), _last(events, "metrics"))
     assert ran.tags["ortlaunch.ort_active"] == str(backend == "ort").lower(), ran.tags
     return ran
+
+
+def words_of(family: str, folder: Path) -> list[str]:
+    """The keys that choose a family of `STEPS`.
+
+    Args:
+        family: its name.
+        folder: where the models that are read from a folder are written, unless they are there.
+    """
+    words = _WORDS.get(family, (f"model={family}",))
+    if any(MODELS in word for word in words):
+        make_models(folder / "models")
+    return [word.replace(MODELS, str(folder / "models")) for word in words]
 
 
 def leave_nothing_running() -> None:

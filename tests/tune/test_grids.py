@@ -80,4 +80,17 @@ def test_a_best_cell_that_a_rule_left_out_is_told(grid: Grid) -> None:
             one["rate"] *= factor
     found = grid.replayed(1, 0.3 * grid.seconds())
     assert found.is_best_pruned
+    assert found.is_loss
     assert found.share < 0.5
+
+
+def test_a_best_cell_that_is_as_fast_as_the_one_that_a_rule_kept_is_no_loss(grid: Grid) -> None:
+    # Under ONNX Runtime both are nearly the same graph, and the better of two noisy figures is either of them.
+    for text, kept in grid.measured.items():
+        factor = 1.2505 if "checkpointing=on" in text else 1.0
+        for one in kept:
+            one["rate"] *= factor
+    assert grid.best()["checkpointing"] == "on"
+    found = grid.replayed(1, 0.3 * grid.seconds())
+    assert (found.is_best_pruned, found.is_loss) == (True, False)
+    assert found.share > 0.99

@@ -106,7 +106,7 @@ def test_the_estimate_is_asked_once_and_holds_for_larger_ones() -> None:
     dominance = Dominance(too_large)
     assert dominance.estimated(cell(4), {}) == "too large"
     assert dominance.estimated(cell(4), {}) == "too large"
-    assert dominance.estimated(cell(8), {}) == f"needs more than {cell(4)}: too large"
+    assert dominance.estimated(cell(8), {}) == f"needs more memory than {cell(4)}: too large"
     assert dominance.estimated(cell(2), {}) is None
     assert asked == [cell(4), cell(2)]
     # The twin of a cell that cannot fit waits for nothing.

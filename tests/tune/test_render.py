@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from ortlaunch.compose.hydra_tree import compose
@@ -22,22 +26,33 @@ WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher
 SECONDS = 20.0
 
 
+def space_of(*words: str) -> Space:
+    taken = taken_apart([*WORDS, *words], ())
+    return Space(prepared(to_config(compose(taken.composed))), taken)
+
+
 def read(minutes: float, others: float = 0.0, asked: int = 4, disk: int = 0) -> str:
     """The text about a space of three micro-batches, of which the larger ones are faster."""
     batch = [f"train.batch_size={asked}", f"train.grad_accumulation={4 // asked}"]
-    taken = taken_apart([*WORDS, *batch, "train.activation_checkpointing=false"], ())
-    space = Space(prepared(to_config(compose(taken.composed))), taken)
+    space = space_of(*batch, "train.activation_checkpointing=false")
 
     def trial(cell: Cell, effort: Effort) -> Outcome:
         if cell["micro_batch"] == disk:
             return Outcome("failed", seconds=SECONDS, reason="No space left on device", is_of_machine=True)
         return Outcome("ok", seconds=SECONDS, rate=100.0 * int(cell["micro_batch"]), peak_bytes=2**30, others=others)
 
+    return text_of(found(space, trial, minutes))
+
+
+def found(space: Space, trial: Callable[[Cell, Effort], Outcome], minutes: float) -> dict[str, Any]:
     plan = Plan(space.cells, space.cell, Dominance(), trial, 60 * minutes, 1e6)
     result = report_of(Schedule(plan).run(), space, 1e6)
-    told = {"minutes": minutes, "check": None, "command": None, "job": "a job", "compare": []}
+    return result | {"minutes": minutes, "check": None, "command": None, "job": "a job", "compare": [], "folder": "/f"}
+
+
+def text_of(result: dict[str, Any]) -> str:
     output = io.StringIO()
-    render(result | told, Console(file=output, width=200))
+    render(result, Console(file=output, width=200))
     return output.getvalue()
 
 
@@ -65,3 +80,23 @@ def test_a_failure_of_the_machine_is_told_of() -> None:
         60, disk=2
     )
     assert "failed twice" not in read(60)
+
+
+def test_a_space_that_does_not_fit_is_told_of_in_few_lines() -> None:
+    space = space_of("train.batch_size=64")
+    text = text_of(found(space, lambda cell, effort: Outcome("out of memory", 5.0, reason="no memory"), 60))
+    tried = text.count("out of memory: no memory")
+    assert f"not tried: {len(space.cells) - tried} x needs more memory than one that does not fit\n" in text
+    assert text.endswith("no configuration trained; what each trial printed is in /f/trials\n")
+
+
+def test_speeds_in_the_table_are_those_of_the_intervals() -> None:
+    speeds = itertools.cycle([100.0, 103.0, 96.0, 101.0, 98.0, 104.0, 97.0])
+    space = space_of("train.batch_size=4", "train.activation_checkpointing=false")
+    result = found(space, lambda cell, effort: Outcome("ok", 10.0, rate=next(speeds), start=1.0), 60)
+    rows = [row for row in result["trials"] if row["interval"]]
+    assert len(rows) > 1
+    for row in rows:
+        low, high = row["interval"]
+        assert row["score"] * row["score"] == pytest.approx(low * high)
+        assert row["score"] < row["rate"]

@@ -181,6 +181,35 @@ def test_a_space_in_which_nothing_trains_has_no_winner() -> None:
     assert finding.score == 0.0
 
 
+def test_while_nothing_has_trained_the_minutes_are_used_to_the_end() -> None:
+    timeouts: list[float] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        timeouts.append(effort.timeout)
+        if len(timeouts) < 4:
+            return Outcome("time-out", effort.timeout, reason="it hangs")
+        return Outcome("ok", 10.0, rate=100.0)
+
+    cells = [Cell.of(micro_batch=size) for size in range(1, 9)]
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 600.0, math.inf)).run()
+    assert timeouts[:4] == [300.0, 150.0, 75.0, 60.0]
+    assert finding.winner is not None
+
+
+def test_all_trials_of_a_cell_count_and_only_the_start_of_the_latest() -> None:
+    rates = iter([50.0, 100.0, 121.0])
+    starts = iter([9.0, 7.0, 1.0])
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        return Outcome("ok", 10.0, rate=next(rates), start=next(starts))
+
+    search = Schedule(Plan([A], A, Dominance(), trial, 600.0, 1100.0))
+    for stage in ("probe", "short", "long"):
+        search._try(A, stage, 0, 2.0)  # type: ignore[arg-type]
+    # A probe of few steps is replaced: 1,100 samples at 110 samples/s, the mean of the two others, and a second.
+    assert search._scores[A] == pytest.approx(1100 / 11)
+
+
 def test_a_cell_that_the_estimate_refuses_is_never_tried() -> None:
     plan, trials = made({A: 100.0, B: 150.0})
     finding = Schedule(replace(plan, estimated=lambda cell, seen: "too large" if cell == B else None)).run()
@@ -244,6 +273,17 @@ def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path)
     assert [json.loads(line)["key"] for line in notes.read_text().splitlines() if line.endswith("}}")][:3] == [
         json.loads(line)["key"] for line in before[:3]
     ]
+
+
+def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    values = [{"status": "ok", "samples_per_second": 7.0}, 7, None, {"status": "ok", "seconds": 9.0, "newer": 1}]
+    notes.write_text(
+        "".join(json.dumps({"key": f"short {one} {A}", "value": value}) + "\n" for one, value in enumerate(values))
+    )
+    trial = Notes(notes).remembered(lambda cell, effort: Outcome("ok", 10.0, rate=100.0))
+    found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(4)]
+    assert [one.is_noted for one in found] == [False, False, False, True]
 
 
 def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:

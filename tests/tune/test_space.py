@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.config.schema import Config
+from ortlaunch.tune import command
 from ortlaunch.tune.cell import Effort
 from ortlaunch.tune.job import command_of, write_job
 from ortlaunch.tune.space import Space
@@ -79,6 +81,26 @@ def test_every_backend_is_looked_at_but_the_one_that_is_a_choice_among_them() ->
     assert looked_at == {"eager", "compile", "ort"}
 
 
+def test_workers_that_cannot_share_the_batch_are_told_of() -> None:
+    found = space("backend=eager", "trainer=ddp", "launcher.workers_per_node=2,5", hold=("checkpointing",))
+    assert values(found, "workers") == {2}
+    assert {why for cell, why in found.refused.items() if cell["workers"] == 5} == {
+        "a global batch of 24 cannot be divided among 5 workers"
+    }
+
+
+def test_the_divisors_of_a_large_batch_are_found_at_once() -> None:
+    begun = time.monotonic()
+    found = space("backend=eager", "trainer=single", "train.batch_size=1000000000", hold=("checkpointing",))
+    assert {10**9, 5 * 10**8, 1} <= values(found, "micro_batch")
+    assert time.monotonic() - begun < 5
+
+
+def test_an_option_that_is_given_twice_counts_twice() -> None:
+    options = command._parser().parse_args(["--hold=backend,trainer", "--hold", "micro-batch", "--free", "precision"])
+    assert (options.hold, options.free) == (["backend", "trainer", "micro_batch"], ["precision"])
+
+
 def test_held_axes_keep_what_was_asked_for() -> None:
     found = space("backend=eager", hold=("trainer", "micro_batch", "checkpointing"))
     assert found.cells == [found.cell, found.cell.having(workers=2)]
@@ -144,6 +166,14 @@ def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Pa
         (["backend=eager,auto"], "backend=auto: tune measures the backends itself"),
         (["launcher.workers_per_node=2,x"], "launcher.workers_per_node=x"),
         (["train.activation_checkpointing=false,perhaps"], "must be true or false"),
+        (
+            ["launcher.workers_per_node=1,5000"],
+            "launcher.workers_per_node=5000: must be a number, at least 1 and at most",
+        ),
+        (["trainer=ddp,deepspeed", "trainer.zero_stage=0,9"], "trainer.zero_stage=9: must be one of 0, 1, 2 and 3"),
+        (["backend=glob(*)"], "backend=glob(*): give the values one by one"),
+        (["backend=eager,compile", "--hold=backend"], "--hold=backend keeps one value, and eager, compile are given"),
+        (["trainer=deepspeed", "trainer.zero_stage=1,2", "--hold=trainer"], "--hold=trainer keeps one value, and 1, 2"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes=nan"], "--minutes"),
         (["--memory", "lots"], "--memory=lots: not a size of memory"),

@@ -7,7 +7,8 @@ one if that makes the rest of it shorter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 BACKENDS = ("eager", "compile", "ort")
@@ -18,6 +19,8 @@ _FASTEST = 0.5
 """The time of a run whose backend is changed is at least taken to be this part of the time that it began with."""
 MARGIN = 0.02
 """A backend is taken in place of an earlier one of `BACKENDS` only if the whole run is shorter by this share."""
+_NEAR_MARGIN = 0.1
+"""The same where another batch was measured: which backend is faster may change with the batch."""
 _MOST_SECONDS = 600.0
 """The longest time for all trials of a run together, so that a compiler that hangs does not hold up a run of days."""
 _TRIAL_STEPS = 4
@@ -47,6 +50,16 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Near:
+    """What runs have measured that differ in the batch or the data alone."""
+
+    rates: Mapping[str, Rate]
+    """By backend."""
+    times: float
+    """How many times as much work a step of this run has, in samples or tokens."""
+
+
+@dataclass(frozen=True)
 class Choice:
     """A backend and why it was taken."""
 
@@ -70,14 +83,32 @@ class Plan:
     """Why nothing is tried; empty if something is, or if all backends are known."""
 
 
-def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> Choice:
+def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int, near: Sequence[Near] = ()) -> Choice:
     """The backend that a run begins with.
 
     Args:
         known: what earlier runs on this machine have measured, by backend.
         refused: why a backend cannot run at all, by backend: a rule, or a missing package.
         steps: the steps that the run is to make.
+        near: what runs with another batch have measured on this machine.
     """
+    choice = _begin(known, refused, steps)
+    if choice.is_final:
+        return choice
+    fit, without = _fit(known, refused)
+    unknown = [name for name in fit if name != choice.backend and known.get(name, Rate()).total(steps) is None]
+    totals = _as_near(choice.backend, unknown, known, steps, near)
+    best = min(totals, key=lambda name: totals[name], default=choice.backend)
+    if best == choice.backend or totals[best] >= (1 - _NEAR_MARGIN) * totals[choice.backend]:
+        return choice
+    reason = (
+        f"{in_words(totals)} or more for {steps:,} steps, by runs with another batch or data on this machine{without}"
+    )
+    return Choice(best, reason, is_final=False)
+
+
+def _begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> Choice:
+    """The backend to begin with by what this kind of run has measured."""
     fit, without = _fit(known, refused)
     totals = {name: total for name in fit if (total := known.get(name, Rate()).total(steps)) is not None}
     if fit == ("eager",):
@@ -91,6 +122,31 @@ def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> 
     is_final = len(totals) == len(fit)
     measured = f"{in_words(totals)} for {steps:,} steps by earlier runs on this machine"
     return Choice(best, f"{measured}{without}", is_final=is_final)
+
+
+def _as_near(
+    current: str, unknown: Sequence[str], known: Mapping[str, Rate], steps: int, near: Sequence[Near]
+) -> dict[str, float]:
+    """The times of a run with `current` and with some of `unknown`, by runs of another batch that have measured both.
+
+    Where `current` is not known either, they are the least to expect: a step with less work takes at least its share of
+    the time, and one with more work at least as long.
+    """
+    here = known.get(current, Rate())
+    for one in sorted(near, key=lambda one: abs(math.log(one.times))):
+        there = one.rates.get(current, Rate())
+        if there.total(steps) is None or not there.step_seconds:
+            continue
+        times = min(1.0, one.times)
+        if here.total(steps) is not None and here.step_seconds:
+            times = here.step_seconds / there.step_seconds
+        rates = {name: one.rates[name] for name in unknown if name in one.rates} | {current: there}
+        # The start does not grow with the work of a step.
+        scaled = {name: replace(rate, step_seconds=times * (rate.step_seconds or 0.0)) for name, rate in rates.items()}
+        totals = {name: total for name, rate in scaled.items() if (total := rate.total(steps)) is not None}
+        if len(totals) > 1:
+            return totals
+    return {}
 
 
 def plan_trials(

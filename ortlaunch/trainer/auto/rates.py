@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from ortlaunch.base.reading import parse_json, read_bytes
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import printable
 from ortlaunch.base.user import user_cache
-from ortlaunch.trainer.auto.decision import BACKENDS, Rate
+from ortlaunch.trainer.auto.decision import BACKENDS, Near, Rate
 
 _LARGEST = 64 << 10
 """The largest file that is read, in bytes; one has less than a hundredth of it."""
@@ -37,6 +38,8 @@ _BUSY_PERCENT = 10.0
 _LONGEST_SECONDS = 1e6
 _KEYS = ("step_seconds", "start_seconds", "tried_seconds", "unfit", "busy_percent", "time")
 _LARGEST_NUMBER = 1e12
+_AMOUNT = ("batch_size", "grad_accumulation")
+"""Keys of the training node that say how much work a step has. Runs that differ in these and in the data are near."""
 
 
 class Rates:
@@ -47,14 +50,26 @@ class Rates:
         Args:
             facts: what a rate depends on, as plain values; see `ortlaunch.trainer.auto.kind`.
         """
-        # The facts may hold a secret, such as the password of a data source. The file has their digest as its name.
-        text = json.dumps(facts, sort_keys=True, default=str)
+        train, data = dict(facts.get("train", {})), dict(facts.get("data", {}))
+        self._work = math.prod(int(one) for one in (*(train.pop(key, 1) for key in _AMOUNT), data.get("seq_len", 1)))
         self._model = str(facts.get("model"))
-        self.path = _folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        # The facts may hold a secret, such as the password of a data source. The file has digests as its name.
+        self._alike = _digest({**facts, "train": train, "data": None})[:16]
+        self.path = _folder() / f"{self._alike}-{_digest(facts)[:32]}.json"
 
     def read(self) -> dict[str, Rate]:
         """What is known, by backend. Damaged, foreign and old entries count as missing."""
-        return {name: rate for name, entry in self._entries().items() if (rate := _rate(entry)) is not None}
+        return _rates(_entries(_content(self.path)))
+
+    def near(self) -> list[Near]:
+        """What is known of runs that differ in the batch or the data alone."""
+        found = []
+        for path in sorted(self.path.parent.glob(f"{self._alike}-*.json")):
+            content = _content(path) if path != self.path else {}
+            work, rates = content.get("work", 0), _rates(_entries(content))
+            if _is_number(work) and work >= 1 and rates:
+                found.append(Near(rates, self._work / work))
+        return found
 
     def note(self, backend: str, rate: Rate, *, busy_percent: float = 0.0) -> None:
         """Keeps what a run or a trial has found. It does nothing where the cache folder cannot be written.
@@ -67,7 +82,7 @@ class Rates:
         with suppress(OSError, ValueError):
             if why_foreign(self.path.parent) is not None:
                 return
-            entries = self._entries()
+            entries = _entries(_content(self.path))
             earlier, old = entries.get(backend, {}), _rate(entries.get(backend))
             was_idle = old is not None and old.step_seconds is not None and not _is_busy(earlier.get("busy_percent"))
             if was_idle and not rate.unfit and _is_busy(busy_percent):
@@ -84,22 +99,36 @@ class Rates:
             entries[backend] = {key: value for key, value in entry.items() if value not in (None, "")}
             with closed_to_others():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"model": _one_line(self._model), "backends": entries}, indent=1, allow_nan=False)
-                replace_text(self.path, text + "\n")
+                content = {"model": _one_line(self._model), "work": self._work, "backends": entries}
+                replace_text(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
             _prune(self.path.parent)
 
-    def _entries(self) -> dict[str, dict[str, Any]]:
-        if why_foreign(self.path.parent) is not None or why_foreign(self.path) is not None:
-            return {}
-        try:
-            content = parse_json(read_bytes(self.path, _LARGEST))
-        except (OSError, ValueError):
-            return {}
-        found = content.get("backends") if isinstance(content, dict) else None
-        if not isinstance(found, dict):
-            return {}
-        # What is damaged or old is not carried into the next file either.
-        return {name: _plain(found[name]) for name in BACKENDS if _rate(found.get(name)) is not None}
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What a file holds; empty if it is damaged or another user may have written it."""
+    if why_foreign(path.parent) is not None or why_foreign(path) is not None:
+        return {}
+    try:
+        content = parse_json(read_bytes(path, _LARGEST))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _entries(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found = content.get("backends")
+    if not isinstance(found, dict):
+        return {}
+    # What is damaged or old is not carried into the next file either.
+    return {name: _plain(found[name]) for name in BACKENDS if _rate(found.get(name)) is not None}
+
+
+def _rates(entries: Mapping[str, Any]) -> dict[str, Rate]:
+    return {name: rate for name, entry in entries.items() if (rate := _rate(entry)) is not None}
 
 
 def _folder() -> Path:

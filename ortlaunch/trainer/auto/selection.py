@@ -191,7 +191,7 @@ class Selection:
         if choice is None:
             # Without a checkpoint of its own, the run goes on from that of another one, or begins.
             left = config.train.steps - steps_at(config.train.resume)
-            choice = begin(self.known(), self.refused, left)
+            choice = begin(self.known(), self.refused, left, self.rates.near())
             verb = "takes" if choice.is_final else "begins with"
             print(f"backend=auto {verb} {choice.backend}: {choice.reason}", flush=True)
         return choice

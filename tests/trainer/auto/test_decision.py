@@ -6,7 +6,18 @@ import random
 
 import pytest
 
-from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Plan, Rate, as_now, begin, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import (
+    BACKENDS,
+    MARGIN,
+    SHARE,
+    Near,
+    Plan,
+    Rate,
+    as_now,
+    begin,
+    conclude,
+    plan_trials,
+)
 
 NO_ORT = {"ort": "it needs onnxruntime-training, which is not installed"}
 ALL = {"eager": Rate(0.10, 5.0), "compile": Rate(0.08, 30.0), "ort": Rate(0.05, 8.0)}
@@ -41,6 +52,44 @@ def test_a_run_that_would_start_for_longer_than_it_trains_begins_with_eager() ->
     known = {"ort": ALL["ort"]}
     assert [begin(known, {}, steps).backend for steps in (159, 161)] == ["eager", "ort"]
     assert not begin(known, {}, 159).is_final
+
+
+EAGER_AND_ORT = {"eager": Rate(0.10, 5.0), "ort": Rate(0.05, 8.0)}
+
+
+@pytest.mark.parametrize(
+    ("known", "near", "steps", "backend"),
+    [
+        ({}, Near(EAGER_AND_ORT, 4.0), 500, "ort"),
+        # A step with a tenth of the work may take a tenth of the time, which would not pay for the start of ORT.
+        ({}, Near(EAGER_AND_ORT, 0.1), 500, "eager"),
+        ({}, Near({"ort": Rate(0.05, 8.0)}, 4.0), 500, "eager"),
+        ({}, Near({**EAGER_AND_ORT, "ort": Rate(0.088, 5.0)}, 4.0), 5000, "ort"),
+        ({}, Near({**EAGER_AND_ORT, "ort": Rate(0.092, 5.0)}, 4.0), 5000, "eager"),
+        ({"eager": Rate(0.4, 5.0)}, Near(EAGER_AND_ORT, 4.0), 16, "eager"),
+        ({"eager": Rate(0.4, 5.0)}, Near(EAGER_AND_ORT, 4.0), 30, "ort"),
+        ({"eager": Rate(0.4, 5.0), "ort": Rate(0.5, 8.0)}, Near(EAGER_AND_ORT, 4.0), 500, "eager"),
+        ({"ort": Rate(unfit="a branch is frozen")}, Near(EAGER_AND_ORT, 4.0), 500, "eager"),
+    ],
+)
+def test_runs_with_another_batch_say_what_to_begin_with(
+    known: dict[str, Rate], near: Near, steps: int, backend: str
+) -> None:
+    choice = begin(known, {}, steps, [near])
+    assert (choice.backend, choice.is_final) == (backend, False)
+    assert (" or more for " in choice.reason) == (backend == "ort")
+
+
+def test_the_nearest_batch_counts() -> None:
+    far = Near({"eager": Rate(0.05, 5.0), "ort": Rate(0.10, 8.0)}, 8.0)
+    for near in ([far, Near(EAGER_AND_ORT, 2.0)], [Near(EAGER_AND_ORT, 0.5), far]):
+        choice = begin({}, {}, 1000, near)
+        assert choice.backend == "ort"
+    assert (
+        choice.reason
+        == "ort 33 s, eager 55 s or more for 1,000 steps, by runs with another batch or data on this machine"
+    )
+    assert begin({}, {}, 1000, [far]).backend == "eager"
 
 
 def test_what_cannot_run_is_left_out_with_its_reason() -> None:

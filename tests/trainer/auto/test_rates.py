@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.trainer.auto.decision import BACKENDS, Rate
+from ortlaunch.trainer.auto.decision import BACKENDS, Near, Rate
 from ortlaunch.trainer.auto.rates import Rates
 
 FACTS = {"model": "mlp", "params": {"width": 8}}
@@ -39,6 +39,20 @@ def test_what_is_noted_is_read_by_runs_of_the_same_kind_alone() -> None:
     Rates(FACTS).note("ort", Rate(0.05, 8.0))
     assert Rates(FACTS).read() == {"ort": Rate(0.05, 8.0)}
     assert Rates({**FACTS, "params": {"width": 9}}).read() == {}
+
+
+def test_what_is_noted_is_near_for_runs_with_another_batch_or_other_data() -> None:
+    def rates(batch: int, length: int = 8, **facts: object) -> Rates:
+        train = {"batch_size": batch, "grad_accumulation": 2, "deterministic": False}
+        return Rates({**FACTS, "train": train, "data": {"seq_len": length}, **facts})
+
+    rates(4).note("ort", Rate(0.05, 8.0))
+    assert rates(4).near() == []
+    assert rates(8, 32).near() == [Near({"ort": Rate(0.05, 8.0)}, 8.0)]
+    assert rates(8, params={"width": 9}).near() == []
+    for damaged in ("no JSON", json.dumps({"backends": {"ort": entry()}}), json.dumps({"work": 0, "backends": {}})):
+        rates(4).path.write_text(damaged)
+        assert rates(8).near() == []
 
 
 def test_a_start_that_was_not_measured_leaves_the_earlier_one() -> None:

@@ -203,6 +203,16 @@ def test_a_refusal_after_the_first_step_ends_the_run_and_the_next_one_goes_witho
     assert chosen().backend == "eager"
 
 
+def test_a_run_with_another_batch_begins_with_what_was_faster_then(chosen):
+    rates = chosen().rates
+    rates.note("eager", Rate(0.1, 5.0))
+    assert not rates.near()
+    rates.note("ort", Rate(0.05, 8.0))
+    worker = chosen("train.batch_size=8")
+    assert (worker.backend, worker.is_decided) == ("ort", False)
+    assert chosen("train.batch_size=8", "model.params.hidden_dim=7").backend == "eager"
+
+
 def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, monkeypatch):
     def facts(*words: str, world_size: int = 2) -> str:
         config = to_config(compose(["model=mlp", "device=cpu", *words]))
