@@ -245,6 +245,7 @@ def _prepare(
         )
         with modes.kept(module):
             wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
+        _open_one_session(wrapped)
         # Every constructor registers ORTModule's own symbolics, so ours come after it. The first forward exports.
         symbolics.register()
         if torch_kernels:
@@ -254,6 +255,23 @@ def _prepare(
         return wrapped
 
     return make
+
+
+def _open_one_session(wrapped: torch.nn.Module) -> None:
+    """Keeps an ORTModule from opening each training session twice.
+
+    The first one would only tell how much memory each recomputation saves: sympy simplifies these amounts, and a log at
+    level info shows them. The memory optimizer needs them where it chooses what to recompute.
+    """
+    from onnxruntime.training.ortmodule._logger import LogLevel
+    from onnxruntime.training.ortmodule.options import _MemoryOptimizationLevel
+
+    manager = training_manager(wrapped)
+    if manager is None:
+        return
+    chooses = manager._runtime_options.memory_optimization_level != _MemoryOptimizationLevel.USER_SPECIFIED
+    if not chooses and manager._debug_options.logging.log_level >= LogLevel.WARNING:
+        manager._runtime_inspector.memory_ob._is_enabled = False
 
 
 @contextlib.contextmanager

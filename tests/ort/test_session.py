@@ -7,11 +7,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig
+from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig, OrtLogLevel
 from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
 
@@ -50,6 +51,25 @@ def test_a_causal_model_without_attention_mask_has_eagers_loss_and_gradients(tmp
             torch.testing.assert_close(of_ort[name].grad, parameter.grad, atol=1e-5, rtol=1e-4, msg=name)
     assert session.is_active(ort)
     assert session.fallback_reason(ort) is None
+
+
+@pytest.mark.parametrize(("level", "opened"), [(OrtLogLevel.warning, 1), (OrtLogLevel.info, 2)])
+def test_a_training_session_is_opened_once(
+    level: OrtLogLevel, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ORTModule would open another one before it, to tell how much memory recomputation would save."""
+    from onnxruntime.training.ortmodule import _training_manager
+
+    usual, made = _training_manager.TrainingAgent, []
+
+    def agent(*arguments: Any) -> Any:
+        made.append(usual(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(_training_manager, "TrainingAgent", agent)
+    cfg = OrtConfig(debug=OrtDebugConfig(log_level=level))
+    wrapped(build_model(ModelConfig(name="mlp")), tmp_path, cfg)(torch.rand(2, 64)).sum().backward()
+    assert len(made) == opened
 
 
 def test_nothing_is_active_before_the_first_forward(tmp_path: Path) -> None:
