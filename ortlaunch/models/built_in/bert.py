@@ -22,6 +22,9 @@ def build(mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     Raises:
         RequestError: a field is unknown, or the mask token is outside the vocabulary.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from ortlaunch.models.from_config import build_from_config
     from ortlaunch.models.masked_bert import BertForMaskedLM
     from ortlaunch.models.masking import check_mask_token

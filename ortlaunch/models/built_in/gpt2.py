@@ -17,6 +17,9 @@ def build(**params: Any) -> PreTrainedModel:
     The model is a GPT2LMHeadModel with random weights. `params` are fields of GPT2Config, with the published model's
     defaults.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from transformers import GPT2LMHeadModel
 
     from ortlaunch.models.from_config import build_from_config

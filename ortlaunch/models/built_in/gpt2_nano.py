@@ -18,6 +18,9 @@ def build(**params: Any) -> PreTrainedModel:
 
     It has the class of model=gpt2 and one vocabulary entry for each byte.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from transformers import GPT2LMHeadModel
 
     from ortlaunch.models.from_config import build_from_config

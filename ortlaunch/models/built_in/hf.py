@@ -17,6 +17,9 @@ def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = 
 
     See `ortlaunch.models.pretrained.load` for the arguments.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from ortlaunch.models.pretrained import load
 
     return load(pretrained, task, mask_token_id, **params)

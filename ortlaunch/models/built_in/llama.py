@@ -25,6 +25,9 @@ def build(**params: Any) -> PreTrainedModel:
 
     The model is a LlamaForCausalLM with random weights. `params` are fields of LlamaConfig.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from transformers import LlamaForCausalLM
 
     from ortlaunch.models.from_config import build_from_config

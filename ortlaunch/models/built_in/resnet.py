@@ -28,6 +28,9 @@ def build(**params: Any) -> PreTrainedModel:
     The defaults suit images from 8x8 to 32x32. The stem divides height and width by 4, and each stage after the first
     halves them. Batch normalization needs more than one value per channel, so a batch of 8x8 images needs at least two.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from transformers import ResNetForImageClassification
 
     from ortlaunch.models.from_config import build_from_config

@@ -27,6 +27,9 @@ def build(**params: Any) -> PreTrainedModel:
 
     The model is a ViTForImageClassification with random weights. `params` are fields of ViTConfig.
     """
+    from ortlaunch.models.lazy_scipy import import_losses
+
+    import_losses()
     from transformers import ViTForImageClassification
 
     from ortlaunch.models.from_config import build_from_config
