@@ -43,11 +43,12 @@ def module_origin(name: object) -> Origin:
     """Returns the owner of a module; an unknown module counts as the program's own."""
     if not isinstance(name, str):
         return Origin.USER
-    # Packages also make modules without a file, such as torch._C._profiler.
-    for known in (name, name.partition(".")[0]):
-        file = getattr(sys.modules.get(known), "__file__", None)
-        if isinstance(file, str):
-            return origin(file)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str):
+        # Packages also make modules without a file, such as torch._C._profiler.
+        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    if isinstance(file, str):
+        return origin(file)
     return Origin.OWN if name in sys.builtin_module_names else Origin.USER
 
 

@@ -75,9 +75,10 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be
         "hooks of all modules": describe.value("a hook of all modules", _global_hooks()),
         "replaced in torch": [describe.value(where, value) for where, value in torch_state.replaced().items()],
         "reached": describe.reached.facts(),
-        "code": describe.code_digests(),
-        "packages": describe.package_versions(),
     }
+    # Files and packages stay the same while a process runs, and only the key of an export needs them.
+    if must_be_complete:
+        facts |= {"code": describe.code_digests(), "packages": describe.package_versions()}
     return ModelFacts(facts, frozenset(describe.reached.codes))
 
 
