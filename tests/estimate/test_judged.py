@@ -1,4 +1,4 @@
-"""The proof's own arithmetic: which verdicts are false, what is drawn, and what is kept."""
+"""The proof's own arithmetic: which verdicts are false, what is drawn, what is kept, and what the docs say of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.bench_estimate import _result, _workers
 from tests.benchmarks.estimate_draws import draw
-from tests.benchmarks.estimate_record import Record, summary
+from tests.benchmarks.estimate_record import FOLDER, Record, is_judged, summary, table
 
 WORDS = "model=mlp trainer=deepspeed trainer.zero_stage=1 backend=eager"
 
@@ -85,3 +85,11 @@ def test_what_is_kept_is_not_measured_again(record: Record, tmp_path: Path) -> N
     words = f"{WORDS} 0"
     assert _result(0, tuple(words.split()), record, tmp_path, "measure") is record.results[words]
     assert _result(7, ("model=mlp",), record, tmp_path, "again") is None
+
+
+def test_the_docs_have_the_table_of_the_kept_record() -> None:
+    drawn = {" ".join(draw(0, number)) for number in range(200)}
+    kept = [one for words, one in Record.of(FOLDER / "seed0.jsonl").results.items() if words in drawn]
+    assert all(map(is_judged, kept))
+    text = (FOLDER.parents[2] / "docs" / "estimate.md").read_text()
+    assert "\n".join(table([one for one in kept if "peak" in one])) in text
