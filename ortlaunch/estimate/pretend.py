@@ -54,6 +54,8 @@ def replacements() -> Iterator[None]:
             (fsdp_engine, "init_device_mesh", _outside(init_device_mesh)),
             # To find an operation's sharding, DTensor runs it on fake tensors of the whole shape.
             (ShardingPropagator, _SHAPES, _outside(getattr(ShardingPropagator, _SHAPES))),
+            # It draws again what is out of bounds, until its numbers say that nothing is.
+            (torch.nn.init, "_no_grad_trunc_normal_", _drawn_once(torch.nn.init._no_grad_trunc_normal_)),
             # Fake tensors have no address.
             (host, "storage_key", _storage_key),
             (torch_state, "storage_key", _storage_key),
@@ -163,6 +165,21 @@ def _nothing(*_arguments: object, **_named: object) -> None:
 
 def _take_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor.data = other.data
+
+
+def _drawn_once(truncated: Any) -> Any:
+    """``trunc_normal_``, which draws fake tensors once, within the bounds."""
+
+    def drawn(tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None) -> torch.Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return truncated(tensor, mean, std, a, b, generator=generator)
+        with torch.no_grad():
+            tensor.normal_(mean, std)
+            outside = (tensor < a) | (tensor > b)
+            del outside  # It is a part of the peak.
+        return tensor
+
+    return drawn
 
 
 def _outside(function: Any) -> Any:

@@ -79,6 +79,7 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
         RequestError: the request is refused as in a run.
         Exception: a phase fails.
     """
+    from ortlaunch.ort.cache.exports import exporting_anew
     from ortlaunch.ort.verify.start import FRESH_BATCHES
 
     if isinstance(config.backend, OrtConfig):
@@ -89,7 +90,8 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
         batches = list(islice(loader, 1 + FRESH_BATCHES))
         opening = meter.take_peak()
         held_out = list(loader.held_out(config.train.eval_samples)) if config.train.eval_every is not None else []
-        with replacements():
+        # The export is a part of a first start's peak, whatever is kept of an earlier one.
+        with replacements(), exporting_anew():
             found = Rehearsal(config, workers, batches, meter, is_fake=False).trace()
         del held_out
     return {name: use.most for name, use in {OPENING: opening, **found.phases}.items()}

@@ -26,7 +26,7 @@ from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate.probe import REQUEST
-from ortlaunch.launch.memory.band import Band
+from ortlaunch.launch.memory.band import MIB, Band
 from ortlaunch.launch.memory.cache import count, read_own, write_own
 from ortlaunch.launch.memory.question import key_of
 from ortlaunch.launch.report_process import REFUSED, REPORT
@@ -46,6 +46,8 @@ _NEAR = 2
 """A micro-batch is near the probed ones from half of the smallest to this many times the largest."""
 _SPREAD = 0.08
 """How far a run may be from its own probe; docs/estimate.md has what was measured."""
+_CHANCE = 32 * MIB
+"""How much more or less beside that, whatever the size: the workers of one small configuration took 618 to 673 MiB."""
 _SPREAD_OF_SLOPE = 0.3
 """How far a line may be off per byte beyond a probe: ONNX Runtime's arena grows in powers of two."""
 _LARGEST, _MOST_POINTS = 1 << 16, 8
@@ -86,7 +88,7 @@ class Line:
         # A larger micro-batch does not need less; what is measured so is noise.
         slope = max(0.0, (self._points[second][phase] - self._points[first][phase]) / (second - first))
         middle = max(0, int(known + slope * (size - nearest)))
-        spread = int(_SPREAD * middle + _SPREAD_OF_SLOPE * abs(middle - known))
+        spread = int(_SPREAD * middle + _SPREAD_OF_SLOPE * abs(middle - known)) + _CHANCE
         return Band(beside + max(0, middle - spread), beside + middle, beside + middle + spread)
 
 

@@ -13,10 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
-from ortlaunch.launch.memory.question import MOST_STEPS
+from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
@@ -158,6 +159,8 @@ class Rehearsal:
         self._batch = batches[0]
         self._batches = list(batches)
         self._backend = BackendRun()
+        self._evaluations = 0
+        """How often the model was evaluated."""
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
@@ -190,9 +193,9 @@ class Rehearsal:
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
-            # What it finds is no matter of memory; a run says it.
             self._backend = backend_run(engine, self._config, self._workers, _NOWHERE, None)
-            self._backend.check(task, self._batches)
+            with _whatever_it_finds():
+                self._backend.check(task, self._batches)
         self._ended("start")
         return engine
 
@@ -220,7 +223,8 @@ class Rehearsal:
         backend = self._config.backend
         step = backend.first_recheck if isinstance(backend, OrtConfig) else None
         if step is not None and step <= self._config.train.steps:
-            self._backend.recheck(step, self._batch)
+            with _whatever_it_finds():
+                self._backend.recheck(step, self._batch)
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)
@@ -244,7 +248,8 @@ class Rehearsal:
 
             engine.forward_done = forward_done
             engine.micro_step(self._batch, last=last)
-            self._backend.check_decisions(self._batch)
+            with _whatever_it_finds():
+                self._backend.check_decisions(self._batch)
         return used
 
     def _optimizer_step(self, engine: Engine) -> None:
@@ -254,19 +259,33 @@ class Rehearsal:
             raise RuntimeError("the trainer took the made-up gradients for infinite ones and discarded the step")
 
     def _evaluation(self, engine: Engine) -> None:
-        if self._config.train.eval_every is not None:
-            self._evaluate(engine)
-            self._ended("evaluation")
+        if self._config.train.eval_every is None:
+            return
+        self._evaluate(engine)
+        if self._compares_after_evaluations:
+            self._step(engine)
+        self._ended("evaluation")
+
+    @property
+    def _compares_after_evaluations(self) -> bool:
+        """Whether PyTorch computes the gradients of a batch after an evaluation again, beside those of its step."""
+        train = self._config.train
+        is_before_a_step = train.eval_every is not None and train.eval_every < train.steps
+        return is_before_a_step and isinstance(self._config.backend, OrtConfig)
 
     def _evaluate(self, engine: Engine) -> None:
-        train = self._config.train
-        assert train.eval_every is not None
+        self._evaluations += 1
         with engine.evaluating():
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
             self._backend.check_evaluated(self._batch)
-        if train.eval_every < train.steps and isinstance(self._config.backend, OrtConfig):
-            # PyTorch computes the gradients of the batch after an evaluation again, beside those of its step.
+
+    def _evaluate_before_comparison(self, engine: Engine) -> None:
+        """Evaluates until the next step compares gradients, which is after the first, second, fourth time and so on."""
+        while True:
+            self._evaluate(engine)
+            if self._evaluations & (self._evaluations - 1) == 0:
+                return
             self._step(engine)
 
     def _checkpoint(self, engine: Engine) -> None:
@@ -283,6 +302,8 @@ class Rehearsal:
         """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing."""
         train, memory = self._config.train, HostMemory()
         copies = train.copied_checkpoints()
+        if self._compares_after_evaluations and compares_beside_copy(train):
+            self._evaluate_before_comparison(engine)
         with self._made_up(), memory.copying(keep=copies > 1):
             write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
         alone = self._meter.take_peak()
@@ -297,7 +318,10 @@ class Rehearsal:
             return Use(alone.least, tensors, process, together.most)
         # Its memory stays for the next checkpoint, beside all that comes before that.
         self._recheck()
-        if train.eval_every is not None and train.eval_every < train.steps:
+        if self._compares_after_evaluations:
+            self._evaluate_before_comparison(engine)
+            self._step(engine)
+        elif train.eval_every is not None and train.eval_every < train.steps:
             self._evaluate(engine)
         return _larger(alone, self._meter.take_peak())
 
@@ -319,6 +343,11 @@ class Rehearsal:
 
 def _larger(one: Use, other: Use) -> Use:
     return Use(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
+
+
+def _whatever_it_finds() -> contextlib.AbstractContextManager[None]:
+    """Within it, the backend is compared with PyTorch. What that finds is no matter of memory; a run says it."""
+    return contextlib.suppress(FindingError, WrongGradientsError)
 
 
 def _state_of(engine: Engine) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,12 +102,16 @@ class Traces:
             raise RequestError(self.note)
         _limit_memory(self._request.limit)
         try:
-            return self._traced(self._config)
+            found = self._traced(self._config)
         except (MemoryError, RuntimeError) as error:
             raise RequestError(
                 f"{self.note}, and one real step of it fails in a process with the limit as its memory: "
                 f"{shortened(error)}"
             ) from error
+        # What the step has imported and keeps beside its tensors, which the trace did not come to.
+        _give_free_memory_back()
+        self.base = max(self.base, self._process_base())
+        return found
 
     def near(self, config: Config) -> Trace:
         """The trace of a run that is near the one that is asked for.
@@ -177,6 +183,12 @@ def _loaders(processes: Sequence[int]) -> Band:
     found = [psutil.Process(process).memory_full_info() for process in processes]
     common = max((one.rss - one.shared - one.uss for one in found), default=0)
     return loaders_of([one.uss for one in found], max(0, common))
+
+
+def _give_free_memory_back() -> None:
+    """Lets glibc return what it keeps of freed tensors; other allocators keep it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ortlaunch.base.errors import RequestError, WrongGradientsError
+from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
@@ -45,7 +45,8 @@ class BackendRun:
             Start-up metrics.
 
         Raises:
-            RequestError: with the finding and its remedy.
+            FindingError: with the finding and its remedy.
+            RequestError: the backend cannot train the model.
         """
         return {}
 
@@ -169,7 +170,7 @@ class OrtRun(BackendRun):
             found = QuickCheck(model, task, precision).findings(here)
         for finding in found:
             if finding.kind not in self._cfg.allow:
-                raise RequestError(finding.refusal())
+                raise FindingError(finding.refusal())
         if Allow["frozen_branch"] not in self._cfg.allow:
             decisions.enforce()
         # Without the export, which the first step would have made.

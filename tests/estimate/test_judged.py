@@ -1,4 +1,4 @@
-"""The proof's own arithmetic: which verdicts are false, what is drawn, and that an interruption loses one line."""
+"""The proof's own arithmetic: which verdicts are false, what is drawn, what is kept, and what the docs say of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import bench_estimate
-from tests.benchmarks.bench_estimate import _read, _workers, summary
+from tests.benchmarks.bench_estimate import _result, _workers
 from tests.benchmarks.estimate_draws import draw
+from tests.benchmarks.estimate_record import FOLDER, Record, is_judged, summary, table
 
 WORDS = "model=mlp trainer=deepspeed trainer.zero_stage=1 backend=eager"
 
@@ -40,12 +40,12 @@ def test_a_verdict_is_false_by_what_was_measured(
     assert lines[-1].endswith(f": {below}")
     counts = {float(line.split()[0]): int(line.split()[-1]) for line in lines if " of the measured" in line}
     assert [limit for limit, count in counts.items() if count] == false
-    assert any(line.startswith("deepspeed zero_stage=1 ") for line in lines)
+    assert any(line.startswith("| eager, ZeRO 1 | 1 |") for line in lines)
 
 
 def test_what_failed_is_not_judged() -> None:
     failed = {"words": WORDS, "failed": "no memory"}
-    assert summary([failed, result(90, 100, 110, 100)])[0] == "1 runs judged, 1 refused or failed"
+    assert summary([failed, result(90, 100, 110, 100)])[0] == "1 runs judged, 0 not estimated, 1 not measured"
 
 
 def test_every_family_trainer_and_backend_meets_each_other() -> None:
@@ -61,11 +61,35 @@ def test_every_family_trainer_and_backend_meets_each_other() -> None:
     assert drawn == [draw(0, number) for number in range(252)]
 
 
-def test_a_line_that_was_cut_is_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "record.jsonl"
-    bench_estimate._keep(file, {"words": "one", "measured": {"0": 1}})
-    with file.open("a") as stream:
-        stream.write('{"words": "two", "meas')
-    bench_estimate._keep(file, {"words": "one", "measured": {"0": 2}})
-    assert _read(file) == {"one": {"words": "one", "measured": {"0": 2}}}
-    assert json.loads(file.read_text().splitlines()[0])["measured"] == {"0": 1}
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """A record of two configurations in a folder that is not there yet."""
+    record = Record.of(tmp_path / "kept" / "seed0.jsonl")
+    for number in (1, 0):
+        record.keep({**result(60, 80, 95, 50), "number": number, "words": f"{WORDS} {number}"})
+    return record
+
+
+def test_a_result_takes_the_place_of_the_one_before(record: Record) -> None:
+    record.keep({**result(70, 80, 95, 50), "number": 0, "words": f"{WORDS} 0", "measured_in": record.setup()})
+    kept = [json.loads(line) for line in record.file.read_text().splitlines()]
+    assert [one["number"] for one in kept[1:]] == [0, 1]
+    assert kept[1]["low"] == 70
+    assert "torch" in kept[0]["setups"][kept[1]["measured_in"]]["versions"]
+    again = Record.of(record.file)
+    assert (again.setups, again.results) == (record.setups, record.results)
+    assert again.setup() == 0
+
+
+def test_what_is_kept_is_not_measured_again(record: Record, tmp_path: Path) -> None:
+    words = f"{WORDS} 0"
+    assert _result(0, tuple(words.split()), record, tmp_path, "measure") is record.results[words]
+    assert _result(7, ("model=mlp",), record, tmp_path, "again") is None
+
+
+def test_the_docs_have_the_table_of_the_kept_record() -> None:
+    drawn = {" ".join(draw(0, number)) for number in range(200)}
+    kept = [one for words, one in Record.of(FOLDER / "seed0.jsonl").results.items() if words in drawn]
+    assert all(map(is_judged, kept))
+    text = (FOLDER.parents[2] / "docs" / "estimate.md").read_text()
+    assert "\n".join(table([one for one in kept if "peak" in one])) in text

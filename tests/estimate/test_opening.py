@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
@@ -37,6 +39,28 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
         dist.destroy_process_group()
     assert list(found.phases) == [OPENING, "step"]
     assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
+
+
+def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[bytes] = []
+
+    def traced(*_: Any, is_fake: bool) -> Trace:
+        if is_fake:
+            raise DataDependentOutputException("an item")
+        imported.append(b"x" * 64 * MIB)
+        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
+
+    monkeypatch.setattr(traces, "trace", traced)
+    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: None)
+    words = ("model=mlp", "trainer=single", "backend=eager", "device=cpu")
+    try:
+        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True))
+        before = found._process_base()
+        found.asked()
+    finally:
+        dist.destroy_process_group()
+    assert not found.is_fake
+    assert 60 < (found.base - before) / MIB < 72
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])

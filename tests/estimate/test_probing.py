@@ -49,6 +49,12 @@ def test_a_line_goes_through_its_probes_and_is_surest_there() -> None:
     assert all(one.low < one.middle < one.high for one in (at, between, beyond))
 
 
+def test_two_runs_of_a_small_configuration_differ_by_more_than_a_share() -> None:
+    # Measured: a probe of 617 MiB, and workers of several runs.
+    band = Line({64: {"step": 617 * MIB}, 32: {"step": 617 * MIB}}).bands(64, 0)["step"]
+    assert band.low < 618 * MIB < 673 * MIB < band.high
+
+
 def test_a_larger_micro_batch_never_needs_less() -> None:
     line = Line({1: {"step": 500 * MIB}, 2: {"step": 490 * MIB}})
     assert line.bands(64, 0)["step"].middle == 490 * MIB

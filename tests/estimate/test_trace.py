@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.pretend import join_nobody, replacements
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
-from ortlaunch.models.task import Batch
+from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.workers import Workers
@@ -102,6 +103,23 @@ def test_weights_that_are_read_from_a_folder_are_parameters_and_not_activations(
 def traced(*words: str) -> Trace:
     config = to_config(compose(["model=mlp", "trainer=single", "backend=eager", "device=cpu", *words]))
     return trace(config, Workers(0, 1, torch.device("cpu"), 1), SHAPES)
+
+
+def test_weights_that_are_drawn_within_bounds_need_no_content() -> None:
+    with replacements():
+        with FakeTensorMode(), Ledger() as ledger:
+            weight = torch.nn.init.trunc_normal_(torch.nn.Parameter(torch.empty(QUARTER)))
+            # Two masks of a byte for each number, and the two together.
+            assert (ledger.now.tensors, ledger.take_peak().tensors) == (MIB, 1.75 * MIB)
+            del weight
+        drawn = torch.nn.init.trunc_normal_(torch.empty(1000), a=-1.0, b=1.0)
+    assert 0.9 < drawn.abs().max() <= 1
+
+
+def test_a_vision_transformer_is_traced() -> None:
+    words = ["model=vit", "model.params.num_hidden_layers=1", "trainer=single", "backend=eager", "device=cpu"]
+    found = trace(to_config(compose(words)), Workers(0, 1, torch.device("cpu"), 1), SHAPES)
+    assert found.parts.gradients > 4 * 50_000
 
 
 def test_the_parts_of_a_step_are_what_the_optimizer_needs() -> None:
@@ -272,6 +290,71 @@ def test_the_step_after_an_evaluation_is_compared_beside_its_gradients(steps: in
     )
     rehearsal._evaluation(engine)
     assert calls == ["evaluated", *["gradients", "compared", "updated"] * after]
+
+
+@pytest.mark.parametrize(
+    ("words", "events"),
+    [
+        # Gradients are compared after the second evaluation and the fourth.
+        (["train.checkpoint_every=2"], "evaluated copied step evaluated step evaluated copied step"),
+        (["train.checkpoint_every=3", "train.steps=4"], "copied step copied step"),
+        (["train.checkpoint_every=2", "train.checkpoint_async=false"], "copied copied"),
+        (["train.checkpoint_every=2", "backend=eager"], "copied step copied step"),
+        (["train.checkpoint_every=1"], "copied step evaluated step copied step evaluated step evaluated step"),
+    ],
+    ids=["together", "other steps", "no step beside it", "eager", "memory that stays"],
+)
+def test_gradients_are_compared_beside_the_copy_of_a_checkpoint_where_a_run_does_so(
+    words: list[str], events: str
+) -> None:
+    seen: list[str] = []
+
+    class Backend(BackendRun):
+        def check_evaluated(self, batch: Batch) -> None:
+            seen.append("evaluated")
+
+    common = ("model=mlp", "trainer=single", "train.eval_every=2", "train.steps=3")
+    backend = () if "backend=eager" in words else ("backend=ort",)
+    config = to_config(compose([*common, *backend, *words]))
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
+    rehearsal._backend = Backend()
+    engine: Any = SimpleNamespace(
+        evaluating=contextlib.nullcontext,
+        evaluate=lambda _batch: None,
+        micro_step=lambda _batch, last: seen.append("step"),
+        snapshot=lambda _folder, shared, memory: seen.append("copied"),
+        step=lambda: None,
+        known_discarded=False,
+    )
+    rehearsal._evaluation(engine)
+    seen.clear()
+    # Of another worker than the first one, and of the first.
+    for _ in range(2):
+        rehearsal._snapshot(engine)
+    assert " ".join(seen) == events
+
+
+def test_what_a_comparison_with_pytorch_finds_does_not_end_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend(BackendRun):
+        def check_decisions(self, batch: Batch) -> bool:
+            raise WrongGradientsError("after an evaluation")
+
+        def recheck(self, step: int, batch: Batch) -> bool:
+            raise WrongGradientsError("while it trains")
+
+        def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
+            raise FindingError("at the start")
+
+    monkeypatch.setattr("ortlaunch.estimate.trace.backend_run", lambda *_: Backend())
+    assert "step" in traced().phases
+    config = to_config(compose(["model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=1"]))
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
+    rehearsal._backend = Backend()
+    rehearsal._recheck()
 
 
 def test_a_deterministic_run_writes_to_all_memory_that_it_gets() -> None:

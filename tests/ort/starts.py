@@ -5,6 +5,7 @@ Imported by multiprocessing's fork server before it forks: a process then begins
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import sys
@@ -30,7 +31,7 @@ class Start:
         """
         Args:
             folder: has the user's ``net.py`` and takes the exports.
-            arguments: see `_train`.
+            arguments: see `_train`; ``anew`` reads no kept export.
         """
         self._answer, theirs = _CONTEXT.Pipe(duplex=False)
         self._process = _CONTEXT.Process(target=_run, args=(theirs, folder, arguments))
@@ -50,8 +51,10 @@ def _run(answer: Connection, folder: Path, arguments: dict[str, Any]) -> None:
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(folder))
     export_cache.folder = lambda: folder / "exports"  # type: ignore[assignment]
+    is_anew = arguments.pop("anew", False)
     try:
-        answer.send(_train(importlib.import_module("net").Net, folder, **arguments))
+        with export_cache.exporting_anew() if is_anew else contextlib.nullcontext():
+            answer.send(_train(importlib.import_module("net").Net, folder, **arguments))
     except BaseException as error:
         answer.send(f"{type(error).__name__}: {error}")
 

@@ -62,6 +62,11 @@ def test_the_second_start_is_a_hit_and_equal_to_the_first(net: Path) -> None:
     assert len(set(second["losses"])) > 1
 
 
+def test_where_it_exports_anew_a_kept_export_is_not_read(net: Path) -> None:
+    start(net)
+    assert start(net, anew=True)["origins"] == ["stored"]
+
+
 def test_an_export_leaves_nothing_behind_that_makes_the_next_of_the_process_a_miss(net: Path) -> None:
     assert start(net, models=2)["origins"] == ["hit"]
 

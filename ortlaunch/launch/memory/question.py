@@ -13,13 +13,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
-from itertools import chain, islice
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import ortlaunch
 from ortlaunch.config.candidates import possible
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
@@ -76,6 +76,7 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     else:
         # In a step after an evaluation, gradients of ONNX Runtime are compared.
         train["eval_every"] = config.train.eval_every < config.train.steps
+        train["compares_beside_copy"] = bool(rechecks) and compares_beside_copy(config.train)
     groups = {name: asdict(getattr(config, name)) for name in ("model", "data", "backend", "trainer", "optimizer")}
     facts = {
         **groups,
@@ -89,6 +90,18 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def compares_beside_copy(train: TrainConfig) -> bool:
+    """Whether ONNX Runtime's gradients are compared in the step beside which the run's only copy is written.
+
+    They are in the step after the first, second, fourth evaluation and so on. The memory of several copies stays, so
+    that it is beside every comparison.
+    """
+    if train.eval_every is None or train.copied_checkpoints() != 1:
+        return False
+    evaluated = takewhile(lambda step: step < train.steps, (train.eval_every << times for times in count()))
+    return train.checkpoint_every in evaluated
 
 
 def family_key(config: Config) -> str:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,9 @@ _NAMES = frozenset(
 )
 """Classes of which a stored export is made, by module and name."""
 
+_reads_kept = True
+"""Whether kept exports are read."""
+
 
 @dataclass
 class ExportCache:
@@ -88,6 +91,17 @@ def enable(wrapped: torch.nn.Module) -> None:
     # After a fallback at construction, the inner module is ORT's plain PyTorch module, which exports nothing.
     if hasattr(inner, "_flattened_module"):
         inner._flattened_module._ortlaunch_export_cache = ExportCache()
+
+
+@contextlib.contextmanager
+def exporting_anew() -> Iterator[None]:
+    """Within it, kept exports are not read: a model is exported as at its first start. Its export is kept."""
+    global _reads_kept
+    before, _reads_kept = _reads_kept, False
+    try:
+        yield
+    finally:
+        _reads_kept = before
 
 
 def origins(wrapped: torch.nn.Module) -> list[str]:
@@ -124,7 +138,7 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
         cache.origins.append(f"not stored: {error}")
         return original(**arguments)
     place = folder() / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    kept = _load(place) if why_not_own(place) is None else None
+    kept = _load(place) if _reads_kept and why_not_own(place) is None else None
     if kept is not None:
         cache.origins.append("hit")
         return _replay(kept)

@@ -119,6 +119,11 @@ def test_a_run_that_compares_its_gradients_again_has_another_key() -> None:
     # The step after an evaluation compares them too.
     at_the_end, between, often = (key("train.steps=99", f"train.eval_every={every}") for every in (99, 50, 5))
     assert at_the_end != between == often
+    # Beside the only copy of a checkpoint, if that is of the same step.
+    together, apart = (
+        key("train.steps=99", "train.eval_every=30", f"train.checkpoint_every={every}") for every in (60, 90)
+    )
+    assert together != apart
 
 
 def test_a_changed_model_of_the_user_is_asked_about_again(
