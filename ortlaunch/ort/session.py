@@ -215,7 +215,7 @@ def _prepare(
     from ortlaunch.ort.cache import exports as export_cache
     from ortlaunch.ort.kernels import executor, gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
-    from ortlaunch.ort.mends import guard, saturation, symbolics, torch_nodes
+    from ortlaunch.ort.mends import guard, saturation, steps, symbolics, torch_nodes
     from ortlaunch.ort.mends import install as mends
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
@@ -250,6 +250,9 @@ def _prepare(
         symbolics.register()
         if torch_kernels:
             kernels.enable()
+        # Blocks are for ZeRO 3, which frees their parameters between steps.
+        if compiled is not None and not part:
+            steps.enable(wrapped, compiled)
         if cfg.export_cache:
             export_cache.enable(wrapped)
         return wrapped
