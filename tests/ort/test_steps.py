@@ -105,6 +105,20 @@ def test_ortmodule_hands_the_parameters_over_in_the_first_step_alone(handed_over
     assert len(handed_over) == 2
 
 
+def test_what_was_handed_over_is_used_again(twins) -> None:
+    steps = session.training_manager(twins[1])._ortlaunch_steps
+    for rows in (5, 5, 3, 5, 3):
+        assert_alike(*twins, batch(rows))
+    assert [len(free) for free in steps._free.values()] == [1, 1]
+    # Two forwards at once need two.
+    losses = [twins[1](batch())[1].sum() for _ in range(2)]
+    for loss in losses:
+        loss.backward()
+    assert [len(free) for free in steps._free.values()] == [2, 1]
+    assert_alike(*twins, batch(50_000))
+    assert len(steps._free) == 2
+
+
 @pytest.mark.parametrize("way", ["new memory", "transposed", "in place", "other sizes and back"])
 def test_a_weights_memory_that_is_another_one(twins, way: str) -> None:
     values = 0.3 * torch.randn(6, 6)

@@ -206,9 +206,9 @@ class Steps:
             feeds = free.pop()
             feeds.follow(asked)
             return feeds
-        return self._new_feeds(sizes, asked, places)
+        return self._new_feeds(sizes, asked)
 
-    def _new_feeds(self, sizes: _Sizes, asked: Sequence[Tensor], places: bytes) -> _Feeds:
+    def _new_feeds(self, sizes: _Sizes, asked: Sequence[Tensor]) -> _Feeds:
         is_small = sum(one.nbytes for one in asked) <= _LARGEST
         copies = [one.detach().clone() if is_small else one.detach() for one in asked]
         booleans = [one.dtype is torch.bool for one in copies]
@@ -219,7 +219,7 @@ class Steps:
         for weight in self._inputs:
             tensor, is_bool = next(rest) if weight is None else (weight.detach(), False)
             values.push_back(self._to_dlpack(tensor), is_bool)
-        return _Feeds(values, copies, booleans, sizes, places if is_small else None)
+        return _Feeds(values, copies, booleans, sizes, self._places if is_small else None)
 
     def _done(self, feeds: _Feeds) -> None:
         """Keeps what a step has handed over for a later one."""
