@@ -95,15 +95,23 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def load_kernels() -> None:
+def load_kernels() -> ModuleType:
     """Registers our operators with torch, and builds them if necessary; repeated calls do nothing.
+
+    Returns:
+        The library as a module, with functions for what a step does for each parameter.
 
     Raises:
         RequestError: there is no compiler, or the build failed.
     """
+    if KERNELS in sys.modules:
+        return sys.modules[KERNELS]
     import torch
 
-    torch.ops.load_library(str(build(KERNELS)))
+    library = build(KERNELS)
+    torch.ops.load_library(str(library))
+    sys.modules[KERNELS] = _import_library(KERNELS, library)
+    return sys.modules[KERNELS]
 
 
 def build(name: str) -> Path:

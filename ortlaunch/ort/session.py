@@ -213,9 +213,9 @@ def _prepare(
     ortmodule = import_ortmodule()
     # These imports need torch's exporter where the compatibility layer has just put it.
     from ortlaunch.ort.cache import exports as export_cache
-    from ortlaunch.ort.kernels import gradient_graph
+    from ortlaunch.ort.kernels import executor, gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
-    from ortlaunch.ort.mends import guard, saturation, symbolics, torch_nodes
+    from ortlaunch.ort.mends import guard, saturation, steps, symbolics, torch_nodes
     from ortlaunch.ort.mends import install as mends
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
@@ -224,8 +224,9 @@ def _prepare(
     kernels.register_gradients()
     torch_nodes.register_gradients()
     saturation.register_gradients()
-    if torch_kernels:
-        extension.load_kernels()
+    compiled = extension.load_kernels() if torch_kernels else None
+    if compiled is not None:
+        executor.install(compiled)
         gradient_graph.install()
         kernels.fuse_gelu(model)
     else:
@@ -250,6 +251,9 @@ def _prepare(
         symbolics.register()
         if torch_kernels:
             kernels.enable()
+        # Blocks are for ZeRO 3, which frees their parameters between steps.
+        if compiled is not None and not part:
+            steps.enable(wrapped, compiled)
         if cfg.export_cache:
             export_cache.enable(wrapped)
         return wrapped

@@ -6,7 +6,7 @@ torch's exporter drops both, which is right only for inference. ONNX Runtime wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def install() -> None:
 
         def asked(ctx: Any, *grads: Any) -> Any:
             info = self._graph_transition_manager._post_export_processed_model_info
-            return _asked_for(info, grads, backward(ctx, *grads))
+            return asked_for(info, grads, backward(ctx, *grads))
 
         function.backward = staticmethod(asked)
         return function
@@ -86,7 +86,7 @@ def install() -> None:
     TrainingManager._create_autofunction_class = made
 
 
-def _asked_for(info: Any, grads: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+def asked_for(info: Any, grads: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
     """Returns the gradients, but None for weights on which no output with a gradient depends.
 
     For an output that the loss does not use ONNX Runtime's backward takes zeros. The weights of that output alone would

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.ort.failed_node import failure
+from ortlaunch.ort.mends.steps import Steps, kernels_of
 from ortlaunch.ort.refusal import cause, refusal
 
 _FAILED = "Error in forward pass execution"
@@ -31,6 +33,8 @@ _trains = attrgetter("requires_grad")
 _values = methodcaller("values")
 
 _Names = list[tuple[torch.nn.Module, str]]
+_Owner = tuple[torch.nn.Module, tuple[str, ...], tuple[Any, ...]]
+"""A module, names of attributes and their values."""
 
 _own: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
@@ -56,13 +60,18 @@ def _guarded(original: Any, is_training: bool) -> Any:
         if self._fallback_manager.is_pending():
             return original(self, *inputs, **kwargs)
         if not hasattr(self, "_ortlaunch_guard"):
-            self._ortlaunch_guard = ExportGuard(self._original_module, is_training)
+            self._ortlaunch_guard = ExportGuard(self._original_module, is_training, kernels_of(self))
         guard: ExportGuard = self._ortlaunch_guard
-        if not guard.admits(inputs, kwargs):
+        is_valid = guard.admits(inputs, kwargs)
+        if not is_valid:
             # ORTModule exports again if both are unset.
             self._graph_transition_manager._exported_model_info = None
-            self._execution_agent = None
+            self._execution_agent = self._ortlaunch_steps = None
         try:
+            if self._ortlaunch_steps is not None:
+                taken = self._ortlaunch_steps.take(inputs, kwargs)
+                if taken is not None:
+                    return taken[0]
             outputs = original(self, *inputs, **kwargs)
         except RuntimeError as error:
             if _FAILED not in str(error):
@@ -73,6 +82,8 @@ def _guarded(original: Any, is_training: bool) -> Any:
                 "size that depends on a batch's values: use backend=eager or backend=compile"
             ) from error
         guard.settle()
+        if is_training and not is_valid:
+            self._ortlaunch_steps = Steps.after(self, inputs, kwargs)
         return outputs
 
     return forward
@@ -81,9 +92,16 @@ def _guarded(original: Any, is_training: bool) -> Any:
 class ExportGuard:
     """Remembers what one graph was exported for, and detects changes."""
 
-    def __init__(self, model: torch.nn.Module, is_training: bool) -> None:
+    def __init__(self, model: torch.nn.Module, is_training: bool, kernels: ModuleType | None) -> None:
+        """
+        Args:
+            model: the plain model.
+            is_training: whether its graph has a backward.
+            kernels: the module of the compiled kernels, which compares faster; None where there is none.
+        """
         self._model = model
         self._is_training = is_training
+        self._kernels = kernels
         self._exports = 0
         self._ignored: set[tuple[int, str]] = set()
         self._call: list[Any] = []
@@ -92,12 +110,14 @@ class ExportGuard:
         self._read: list[tuple[torch.nn.Module, Any]] = []
         """Modules with what reads their attributes of `_names` at once: this is done before every step."""
         self._state: list[Any] = []
-        self._tables: list[dict[str, Any]] = []
+        self._owners: tuple[_Owner, ...] = ()
+        """The same attributes and their values for `_kernels`."""
+        self._tables: tuple[dict[str, Any], ...] = ()
         """The tables of `_TABLES` of each module."""
-        self._members: list[Any] = []
+        self._members: tuple[Any, ...] = ()
         self._addresses: list[int] = []
-        self._tensors: list[Tensor] = []
-        self._trained: list[bool] = []
+        self._tensors: tuple[Tensor, ...] = ()
+        self._trained: list[bool] | bytes = []
         self._is_new = False
 
     def admits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -151,15 +171,25 @@ class ExportGuard:
             names.setdefault(module, []).append(name)
         self._read = [(module, itemgetter(*of_module)) for module, of_module in names.items()]
         self._state = self._attributes()
-        self._tables = [vars(module)[name] for module in modules for name in _TABLES]
+        self._owners = tuple(
+            (module, tuple(of_module), tuple(vars(module)[name] for name in of_module))
+            for module, of_module in names.items()
+        )
+        self._tables = tuple(vars(module)[name] for module in modules for name in _TABLES)
         # The members are kept alive, so that their ids stay unique.
-        self._members = list(chain.from_iterable(map(_values, self._tables)))
+        self._members = tuple(chain.from_iterable(map(_values, self._tables)))
         self._addresses = list(map(id, self._members))
-        self._tensors = [member for member in self._members if isinstance(member, Tensor)]
+        self._tensors = tuple(member for member in self._members if isinstance(member, Tensor))
         self._trained = self._trained_now()
         self._is_new = True
 
     def _same_model(self) -> bool:
+        if self._kernels is not None:
+            return (
+                self._kernels.same_attributes(self._owners)
+                and self._kernels.same_entries(self._tables, self._members)
+                and self._trained_now() == self._trained
+            )
         try:
             # Plain values of the same type can be compared with ==. A NaN in a list equals itself, as the same object.
             is_same = self._attributes() == self._state
@@ -171,9 +201,14 @@ class ExportGuard:
     def _attributes(self) -> list[Any]:
         return [read(vars(module)) for module, read in self._read]
 
-    def _trained_now(self) -> list[bool]:
+    def _trained_now(self) -> list[bool] | bytes:
         """Which of the remembered tensors need a gradient; nothing for a graph without a backward."""
-        return list(map(_trains, self._tensors)) if self._is_training else []
+        if not self._is_training:
+            return []
+        if self._kernels is not None:
+            trained: bytes = self._kernels.trained(self._tensors)
+            return trained
+        return list(map(_trains, self._tensors))
 
     def _call_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         leaves: list[Any] = [*args, *kwargs.values()]

@@ -94,10 +94,12 @@ def install() -> None:
         rest = moved + len(expected.buffers)
         model = self._flattened_module._original_module
         expected.decisions.compare(ort_flatten_outputs[rest:])
-        statistics.update(model, expected.batch_norms, ort_flatten_outputs[count:moved])
-        buffers.update(model, expected.buffers, ort_flatten_outputs[moved:rest])
-        # A tensor that has the right type is not copied.
-        flat = [x.to(dtype) for x, dtype in zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)]
+        if expected.batch_norms:
+            statistics.update(model, expected.batch_norms, ort_flatten_outputs[count:moved])
+        if expected.buffers:
+            buffers.update(model, expected.buffers, ort_flatten_outputs[moved:rest])
+        outputs = zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)
+        flat = [x if x.dtype is dtype else x.to(dtype) for x, dtype in outputs]
         self.module_forward_output_schema = expected.schema
         try:
             return original(self, flat)

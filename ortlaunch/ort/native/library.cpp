@@ -2,6 +2,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <cstring>
+
+#include "executor.h"
 #include "memory.h"
 #include "operators.h"
 
@@ -18,70 +21,6 @@ at::Tensor draw_seed(double p) {
 }
 
 namespace {
-
-at::Tensor rows(const at::Tensor& x) { return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2); }
-
-std::vector<int64_t> widened(const at::Tensor& x, int64_t width) {
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = width;
-  return sizes;
-}
-
-at::Tensor product(const at::Tensor& left, const at::Tensor& right) {
-  at::Tensor result = fresh({left.size(0), right.size(1)}, left.scalar_type());
-  at::mm_out(result, left, right);
-  return result;
-}
-
-at::Tensor linear(const at::Tensor& weight, const at::Tensor& x) {
-  return product(rows(x), weight.t()).view(widened(x, weight.size(0)));
-}
-
-at::Tensor affine(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight) {
-  at::Tensor result = fresh({x.size(0), weight.size(1)}, x.scalar_type());
-  at::addmm_out(result, bias, x, weight);
-  return result;
-}
-
-at::Tensor linear_bias(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x) {
-  return affine(bias, rows(x), weight.t()).view(widened(x, weight.size(0)));
-}
-
-at::Tensor linear_grad_x(const at::Tensor& grad, const at::Tensor& weight) {
-  return product(rows(grad), weight).view(widened(grad, weight.size(1)));
-}
-
-at::Tensor linear_grad_weight(const at::Tensor& grad, const at::Tensor& x) { return product(rows(grad).t(), rows(x)); }
-
-at::Tensor grad_bias(const at::Tensor& grad) { return rows(grad).sum(0); }
-
-// All gradients at once: each call from the graph costs some microseconds, as much as a small product.
-std::tuple<at::Tensor, at::Tensor> linear_trained_backward(
-    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x) {
-  return {linear_grad_weight(grad, x), linear_grad_x(grad, weight)};
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_bias_trained_backward(
-    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x) {
-  return {linear_grad_weight(grad, x), grad_bias(grad), linear_grad_x(grad, weight)};
-}
-
-at::Tensor conv1d_grad_x(const at::Tensor& grad, const at::Tensor& weight) { return product(grad, weight.t()); }
-
-at::Tensor conv1d_grad_weight(const at::Tensor& grad, const at::Tensor& x) { return product(x.t(), grad); }
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(
-    const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, double epsilon) {
-  return at::native_layer_norm(x, weight.sizes(), weight, bias, epsilon);
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
-    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x,
-    const at::Tensor& mean, const at::Tensor& deviation) {
-  auto [of_x, of_weight, of_bias] = at::native_layer_norm_backward(
-      grad, x, weight.sizes(), mean, deviation, weight, bias, {true, true, true});
-  return {of_weight, of_bias, of_x};
-}
 
 // Adds an embedding's gradient to the rows of `total` that belong to used tokens, and returns `total`.
 at::Tensor add_embedding_gradient(
@@ -101,6 +40,22 @@ at::Tensor add_outer_gradient(at::Tensor total, const at::Tensor& outer) {
   const bool is_nothing = outer.numel() == 1 && outer.dim() == 0 && outer.item<double>() == 0.0;
   if (!is_nothing) total.add_(outer.numel() == total.numel() ? outer.view_as(total) : outer);
   return total;
+}
+
+// Copies a tensor. Many nodes call torch's operator for this, which also stops gradients, of which a graph has none.
+at::Tensor copied(const at::Tensor& x) {
+  if (!x.is_cpu() || !x.is_contiguous()) return at::detach_copy(x);
+  at::Tensor result = fresh_like(x);
+  if (x.numel() > 0) std::memcpy(result.data_ptr(), x.const_data_ptr(), x.nbytes());
+  return result;
+}
+
+// Registers an operator with torch, and for nodes that name it.
+template <auto function>
+void implement(torch::Library& library, const char* name) {
+  library.impl(name, function);
+  using Direct = nodes::Direct<function>;
+  set_call(name, Direct::kInputs, Direct::kOutputs, &Direct::call);
 }
 
 }  // namespace
@@ -166,42 +121,44 @@ TORCH_LIBRARY(ortlaunch, library) {
 }
 
 TORCH_LIBRARY_IMPL(ortlaunch, CPU, library) {
-  library.impl("dropout", ortlaunch::dropout);
-  library.impl("dropout_backward", ortlaunch::dropout_backward);
-  library.impl("gelu", ortlaunch::gelu);
-  library.impl("gelu_backward", ortlaunch::gelu_backward);
-  library.impl("gelu_tanh", ortlaunch::gelu_tanh);
-  library.impl("gelu_tanh_backward", ortlaunch::gelu_tanh_backward);
-  library.impl("sigmoid", ortlaunch::sigmoid);
-  library.impl("sigmoid_backward", ortlaunch::sigmoid_backward);
-  library.impl("silu", ortlaunch::silu);
-  library.impl("silu_backward", ortlaunch::silu_backward);
-  library.impl("silu_product", ortlaunch::silu_product);
-  library.impl("silu_product_backward", ortlaunch::silu_product_backward);
-  library.impl("rms_norm", ortlaunch::rms_norm);
-  library.impl("rms_norm_backward", ortlaunch::rms_norm_backward);
-  library.impl("linear", ortlaunch::linear);
-  library.impl("linear_bias", ortlaunch::linear_bias);
-  library.impl("linear_trained", ortlaunch::linear);
-  library.impl("linear_trained_backward", ortlaunch::linear_trained_backward);
-  library.impl("linear_bias_trained", ortlaunch::linear_bias);
-  library.impl("linear_bias_trained_backward", ortlaunch::linear_bias_trained_backward);
-  library.impl("linear_grad_x", ortlaunch::linear_grad_x);
-  library.impl("linear_grad_weight", ortlaunch::linear_grad_weight);
-  library.impl("grad_bias", ortlaunch::grad_bias);
-  library.impl("conv1d", ortlaunch::affine);
-  library.impl("conv1d_grad_x", ortlaunch::conv1d_grad_x);
-  library.impl("conv1d_grad_weight", ortlaunch::conv1d_grad_weight);
-  library.impl("layer_norm", ortlaunch::layer_norm);
-  library.impl("layer_norm_backward", ortlaunch::layer_norm_backward);
-  library.impl("cross_entropy", ortlaunch::cross_entropy);
-  library.impl("cross_entropy_backward", ortlaunch::cross_entropy_backward);
-  library.impl("add_embedding_gradient", ortlaunch::add_embedding_gradient);
-  library.impl("add_outer_gradient", ortlaunch::add_outer_gradient);
-  library.impl("attention", ortlaunch::attention);
-  library.impl("attention_backward", ortlaunch::attention_backward);
-  library.impl("attention_sideways", ortlaunch::attention_sideways);
-  library.impl("attention_sideways_backward", ortlaunch::attention_sideways_backward);
-  library.impl("attention_packed", ortlaunch::attention_packed);
-  library.impl("attention_packed_backward", ortlaunch::attention_packed_backward);
+  using namespace ortlaunch;
+  implement<dropout>(library, "ortlaunch::dropout");
+  implement<dropout_backward>(library, "ortlaunch::dropout_backward");
+  implement<gelu>(library, "ortlaunch::gelu");
+  implement<gelu_backward>(library, "ortlaunch::gelu_backward");
+  implement<gelu_tanh>(library, "ortlaunch::gelu_tanh");
+  implement<gelu_tanh_backward>(library, "ortlaunch::gelu_tanh_backward");
+  implement<sigmoid>(library, "ortlaunch::sigmoid");
+  implement<sigmoid_backward>(library, "ortlaunch::sigmoid_backward");
+  implement<silu>(library, "ortlaunch::silu");
+  implement<silu_backward>(library, "ortlaunch::silu_backward");
+  implement<silu_product>(library, "ortlaunch::silu_product");
+  implement<silu_product_backward>(library, "ortlaunch::silu_product_backward");
+  implement<rms_norm>(library, "ortlaunch::rms_norm");
+  implement<rms_norm_backward>(library, "ortlaunch::rms_norm_backward");
+  implement<linear>(library, "ortlaunch::linear");
+  implement<linear_bias>(library, "ortlaunch::linear_bias");
+  implement<linear>(library, "ortlaunch::linear_trained");
+  implement<linear_trained_backward>(library, "ortlaunch::linear_trained_backward");
+  implement<linear_bias>(library, "ortlaunch::linear_bias_trained");
+  implement<linear_bias_trained_backward>(library, "ortlaunch::linear_bias_trained_backward");
+  implement<linear_grad_x>(library, "ortlaunch::linear_grad_x");
+  implement<linear_grad_weight>(library, "ortlaunch::linear_grad_weight");
+  implement<grad_bias>(library, "ortlaunch::grad_bias");
+  implement<conv1d>(library, "ortlaunch::conv1d");
+  implement<conv1d_grad_x>(library, "ortlaunch::conv1d_grad_x");
+  implement<conv1d_grad_weight>(library, "ortlaunch::conv1d_grad_weight");
+  implement<layer_norm>(library, "ortlaunch::layer_norm");
+  implement<layer_norm_backward>(library, "ortlaunch::layer_norm_backward");
+  implement<cross_entropy>(library, "ortlaunch::cross_entropy");
+  implement<cross_entropy_backward>(library, "ortlaunch::cross_entropy_backward");
+  implement<add_embedding_gradient>(library, "ortlaunch::add_embedding_gradient");
+  implement<add_outer_gradient>(library, "ortlaunch::add_outer_gradient");
+  implement<attention>(library, "ortlaunch::attention");
+  implement<attention_backward>(library, "ortlaunch::attention_backward");
+  implement<attention_sideways>(library, "ortlaunch::attention_sideways");
+  implement<attention_sideways_backward>(library, "ortlaunch::attention_sideways_backward");
+  implement<attention_packed>(library, "ortlaunch::attention_packed");
+  implement<attention_packed_backward>(library, "ortlaunch::attention_packed_backward");
+  set_call("detach_copy", 1, 1, &nodes::Direct<copied>::call);
 }

@@ -1,5 +1,7 @@
 #include "memory.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -62,13 +64,12 @@ Pool& pool() {
 }  // namespace
 
 at::Tensor fresh(at::IntArrayRef sizes, at::ScalarType dtype) {
-  const auto options = at::TensorOptions().dtype(dtype);
   const size_t bytes = c10::multiply_integers(sizes) * c10::elementSize(dtype);
-  if (bytes < kSmallest) return at::empty(sizes, options);
+  if (bytes < kSmallest) return at::Tensor(at::detail::empty_cpu(sizes, dtype));
   // Sizes are rounded up to whole pages, so that tensors of slightly different lengths reuse each other's memory.
   const size_t rounded = (bytes + 65535) / 65536 * 65536;
   void* block = pool().take(rounded);
-  return at::from_blob(block, sizes, [rounded](void* address) { pool().give(address, rounded); }, options);
+  return at::from_blob(block, sizes, [rounded](void* address) { pool().give(address, rounded); }, dtype);
 }
 
 }  // namespace ortlaunch

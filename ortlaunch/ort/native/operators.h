@@ -11,6 +11,30 @@ namespace ortlaunch {
 // A seed from torch's generator, so that torch's seed and saved states govern what is dropped; none is drawn for p = 0.
 at::Tensor draw_seed(double p);
 
+// x @ weight^T + bias for values [..., depth] and a weight [width, depth], and the gradients.
+at::Tensor linear(const at::Tensor& weight, const at::Tensor& x);
+at::Tensor linear_bias(const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x);
+at::Tensor linear_grad_x(const at::Tensor& grad, const at::Tensor& weight);
+at::Tensor linear_grad_weight(const at::Tensor& grad, const at::Tensor& x);
+at::Tensor grad_bias(const at::Tensor& grad);
+std::tuple<at::Tensor, at::Tensor> linear_trained_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_bias_trained_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x);
+
+// The same for matrices alone, and a weight [depth, width].
+at::Tensor conv1d(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight);
+at::Tensor conv1d_grad_x(const at::Tensor& grad, const at::Tensor& weight);
+at::Tensor conv1d_grad_weight(const at::Tensor& grad, const at::Tensor& x);
+
+// Normalization over the last dimensions, those of the weight; also the mean and the reciprocal of the deviation.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(
+    const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x, double epsilon);
+// The gradients of weight, bias and x.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& x,
+    const at::Tensor& mean, const at::Tensor& deviation);
+
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, double p);
 at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& seed, double p);
 
