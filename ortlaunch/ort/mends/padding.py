@@ -37,18 +37,10 @@ def _gradient(operator: str) -> list[Any]:
 
 
 def _pad(g: Any, values: Any, widths: Any, mode: Any, value: Any = None) -> Any:
-    """Exports ``torch.nn.functional.pad``; constant and circular padding are the exporter's own.
-
-    The exporter's circular padding repeats other elements where another width is negative, which cuts off.
-    """
+    """Exports ``torch.nn.functional.pad``; constant and circular padding are the exporter's own."""
     from torch.onnx import symbolic_helper, symbolic_opset11
 
-    from ortlaunch.ort.mends import torch_calls
-
-    known = symbolic_helper._get_const(mode, "s", "mode")
-    if known == "circular" and any(width < 0 for width in _known(widths)):
-        return torch_calls.exported(g, values, widths, mode, value)
-    kind = _KINDS.get(known)
+    kind = _KINDS.get(symbolic_helper._get_const(mode, "s", "mode"))
     return symbolic_opset11.pad(g, values, widths, mode, value) if kind is None else _call(g, kind, values, widths)
 
 
@@ -62,13 +54,6 @@ def _call(g: Any, kind: str, values: Any, widths: Any) -> Any:
     output = g.op(f"{_DOMAIN}::ATen", values, widths, operator_s=f"{kind}{axes}d")
     output.setType(values.type().with_sizes([None] * values.type().dim()))
     return output
-
-
-def _known(widths: Any) -> list[int]:
-    from torch.onnx import symbolic_helper
-
-    known = symbolic_helper._maybe_get_const(widths, "is")
-    return known if isinstance(known, list) else []
 
 
 def _count(widths: Any) -> int:
