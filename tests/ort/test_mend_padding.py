@@ -37,7 +37,11 @@ def draws(seed: int) -> list[tuple[str, tuple[int, ...]]]:
     return [(mode, tuple(generator.choices(range(4), k=2 * axes))) for mode in MODES for axes in (1, 2, 3)]
 
 
-@pytest.mark.parametrize(("mode", "widths"), draws(seed=2), ids=str)
+CUT = [("circular", (2, -1)), ("circular", (-1, 2, 1, -1))]
+"""Padding on one side, and elements cut off on the other one."""
+
+
+@pytest.mark.parametrize(("mode", "widths"), [*draws(seed=2), *CUT], ids=str)
 def test_padding(assert_parity: Any, mode: str, widths: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     sizes = [(5, 6, 4)[: len(widths) // 2], (6, 4, 5)[: len(widths) // 2]]

@@ -7,17 +7,23 @@
 - ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
-- ``maximum`` and ``minimum`` of booleans: ONNX Runtime has none.
-- ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
+- ``maximum``, ``minimum`` and ``add`` of booleans, ``argmin`` of integers: ONNX Runtime has none.
+- Arithmetic, comparisons, choices and sorting of integers of 8 or 16 bits: ONNX Runtime has none for most, and the
+  exporter compares with a number that such an integer cannot have without wrapping it, as PyTorch does.
+- ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails,
+  and so it does for a ``sum`` over an empty list of dimensions, which means all.
 - ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
 - ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
 - ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
 - ``linalg.matrix_norm`` and ``linalg.norm``: where all values are zero, the gradient is NaN; PyTorch's is zero.
 - ``clamp`` to tensors: a limit of one element gets no gradient, and at a limit the gradient is the limit's, too.
+- ``clamp`` of integers to numbers with a fraction: the exporter cuts the fractions off.
 - ``einsum`` of operands that are broadcast along a label, or to a number: the exporter fails.
 - ``leaky_relu`` with a negative slope: the gradient goes by the sign of the result.
 - ``topk``: of equal values ONNX Runtime takes others, so that gradients reach other elements.
 - ``unique``: the indices of the values have lost their dimensions.
+- ``pow`` of integers: where PyTorch's wraps, ONNX Runtime's is the least integer.
+- ``pad`` around a circle with a width below zero, which cuts off: the exporter repeats other elements.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
 
@@ -28,6 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ortlaunch.ort.kernels.traced import integers
 from ortlaunch.ort.mends import in_part, torch_calls
 from ortlaunch.ort.mends.values import is_floating
 
@@ -103,21 +110,71 @@ def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
     return symbolic_helper._get_tensor_rank(values) == 0
 
 
-def _has_stable(*arguments: Any) -> bool:
-    return len(arguments) == len(("values", "stable", "dim", "descending"))
+def _is_stable_or_small(values: Any, *rest: Any) -> bool:
+    has_stable = len(rest) == len(("stable", "dim", "descending"))
+    return has_stable or has_small_integers(values) or _kinds((values,)) == ["Bool"]
 
 
-def _are_truths(*arguments: Any) -> bool:
-    return len(arguments) == 2 and all(one.type().scalarType() == "Bool" for one in arguments)
+def _kinds(arguments: tuple[Any, ...]) -> list[str | None]:
+    """Returns the dtypes of the tensors among the arguments, by the exporter's names."""
+    return [one.type().scalarType() for one in arguments if one.type().kind() == "TensorType"]
 
 
-def _has_tensor_limits(values: Any, *limits: Any) -> bool:
+def _are_truths(one: Any, other: Any = None, *_alpha: Any) -> bool:
+    return other is not None and _kinds((one, other)) == ["Bool", "Bool"]
+
+
+def has_small_integers(*arguments: Any) -> bool:
+    """Whether a tensor among the arguments has integers of 8 or 16 bits."""
+    return not _SMALL.isdisjoint(_kinds(arguments))
+
+
+def _are_truths_or_small(*arguments: Any) -> bool:
+    return _are_truths(*arguments[:2]) or has_small_integers(*arguments)
+
+
+def _is_choice_of_truths_or_small(*choices: Any) -> bool:
+    return has_small_integers(*choices) or set(_kinds(choices)) == {"Bool"}
+
+
+def _is_of_integers(values: Any, *_rest: Any) -> bool:
+    return not is_floating(values)
+
+
+def _is_sum_of_all(values: Any, dims: Any = None, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    if _has_no_dimensions(values):
+        return True
+    is_empty_list = symbolic_helper._is_packed_list(dims) and not symbolic_helper._unpack_list(dims)
+    return is_empty_list or (dims is not None and integers(dims) == [])
+
+
+def _has_other_limits(values: Any, *limits: Any) -> bool:
     from torch.onnx import symbolic_helper
 
     given = [limit for limit in limits if not symbolic_helper._is_none(limit)]
+    if not is_floating(values):
+        return any(map(is_floating, given)) or _is_choice_of_truths_or_small(values)
     # The number of dimensions of a size is unknown.
-    is_number = [not symbolic_helper._get_tensor_rank(limit) and not limit.requires_grad() for limit in given]
-    return is_floating(values) and not all(is_number)
+    return not all(not symbolic_helper._get_tensor_rank(limit) and not limit.requires_grad() for limit in given)
+
+
+def _is_whole_power(base: Any, exponent: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    # ONNX Runtime computes with sizes, which are numbers, and its inference of shapes follows them.
+    are_whole = not is_floating(base) and not is_floating(exponent)
+    return has_small_integers(base, exponent) or (
+        are_whole and any(symbolic_helper._get_tensor_rank(one) for one in (base, exponent))
+    )
+
+
+def _cuts_off(_values: Any, widths: Any, mode: Any, *_value: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    is_circular = symbolic_helper._maybe_get_const(mode, "s") == "circular"
+    return is_circular and any(width < 0 for width in integers(widths) or ())
 
 
 def _is_falling(_values: Any, slope: Any) -> bool:
@@ -130,17 +187,25 @@ def _is_falling(_values: Any, slope: Any) -> bool:
 def _has_known_count(values: Any, count: Any, *_rest: Any) -> bool:
     from torch.onnx import symbolic_helper
 
-    return is_floating(values) and symbolic_helper._is_constant(count)
+    return (is_floating(values) or has_small_integers(values)) and symbolic_helper._is_constant(count)
 
 
 _OF_FLOATS = (
     *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
     *("atan2", "square", "softmax", "log_softmax"),
 )
+_SMALL = frozenset(("Byte", "Char", "Short"))
+"""The exporter's names of the integers of 8 and 16 bits."""
+_OF_SMALL = (
+    *("sub", "rsub", "mul", "remainder", "fmod", "diff", "bitwise_left_shift", "__lshift_"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "cumsum", "cumprod", "neg"),
+    *("tril", "triu"),
+)
 _FORMS: dict[str, Callable[..., bool]] = {
+    **{f"aten::{name}": has_small_integers for name in _OF_SMALL},
     **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
     "aten::_unique2": _is_any,
-    **dict.fromkeys(("aten::clamp", "aten::clamp_min", "aten::clamp_max"), _has_tensor_limits),
+    **dict.fromkeys(("aten::clamp", "aten::clamp_min", "aten::clamp_max"), _has_other_limits),
     "aten::leaky_relu": _is_falling,
     "aten::topk": _has_known_count,
     **dict.fromkeys(("aten::linalg_norm", "aten::linalg_matrix_norm", "aten::frobenius_norm"), _is_any),
@@ -154,10 +219,16 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::prod": _is_of_all,
     "aten::flip": _has_gradient,
     "aten::grid_sampler": _has_gradient,
-    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths),
+    "aten::add": _are_truths_or_small,
+    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths_or_small),
+    "aten::argmin": _is_of_integers,
+    "aten::masked_fill": lambda values, *_rest: _is_choice_of_truths_or_small(values),
+    "aten::where": lambda _condition, *choices: bool(choices) and _is_choice_of_truths_or_small(*choices),
     "aten::mean": _has_no_dimensions,
+    "aten::pow": _is_whole_power,
+    "aten::pad": _cuts_off,
     "aten::pairwise_distance": _is_any,
-    "aten::sum": _has_no_dimensions,
-    "aten::argsort": _has_stable,
-    "aten::sort": _has_stable,
+    "aten::sum": _is_sum_of_all,
+    "aten::argsort": _is_stable_or_small,
+    "aten::sort": _is_stable_or_small,
 }

@@ -28,6 +28,11 @@ def where(g: Any, condition: Any, chosen: Any = None, other: Any = None, _output
     if chosen is None or other is None:
         return symbolic_opset9.where(g, condition, chosen, other, _outputs)
     whole = _like(g, chosen, condition, other), _like(g, other, condition, chosen)
+    kinds = [value.type().scalarType() for value in whole]
+    if "Bool" in kinds and kinds[0] != kinds[1]:
+        # The exporter gives no boolean the dtype of a number.
+        output = g.original_node.output()
+        whole = cast(g, whole[0], output), cast(g, whole[1], output)
     return symbolic_opset9.where(g, condition, *whole)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ortlaunch.ort.kernels.traced import number
 from ortlaunch.ort.mends import torch_calls
-from ortlaunch.ort.mends.values import cast, is_floating
+from ortlaunch.ort.mends.values import DTYPES, cast, is_floating
 
 _FLOOR = "floor"
 _DIVIDED = ("Long", "Int")
@@ -43,7 +43,7 @@ def _div(g: Any, one: Any, other: Any, mode: Any = None) -> Any:
 
     if mode is None or symbolic_helper._is_none(mode):
         return symbolic_opset10.div(g, one, other)
-    if is_floating(g.original_node.output()):
+    if g.original_node.output().type().scalarType() not in _DIVIDED:
         return torch_calls.exported(g, one, other, mode)
     if symbolic_helper._get_const(mode, "s", "rounding_mode") == _FLOOR:
         return _floor_divide(g, one, other)
@@ -53,7 +53,7 @@ def _div(g: Any, one: Any, other: Any, mode: Any = None) -> Any:
 def _floor_divide(g: Any, one: Any, other: Any) -> Any:
     output = g.original_node.output()
     if output.type().scalarType() not in _DIVIDED:
-        return torch_calls.exported(g, one, other)
+        return torch_calls.exported(g, *(_in_its_dtype(g, x, output) for x in (one, other)))
     one, other = cast(g, one, output), cast(g, other, output)
     # ONNX Runtime computes with sizes, whose division ORTModule's inference of shapes follows.
     if not (_is_signless(one) and _is_signless(other)):
@@ -61,6 +61,13 @@ def _floor_divide(g: Any, one: Any, other: Any) -> Any:
     result = g.op("Div", one, other)
     result.setType(output.type().with_sizes([None] * output.type().dim()))
     return result
+
+
+def _in_its_dtype(g: Any, x: Any, output: Any) -> Any:
+    """Casts floating-point numbers to the dtype of the result; one of Python is of fp64, as in ``7.5 // i``."""
+    if not is_floating(x) or not is_floating(output):
+        return x
+    return cast(g, x, output).setType(x.type().with_dtype(DTYPES[output.type().scalarType()]))
 
 
 def _shift(original: Callable[..., Any], g: Any, x: Any, bits: Any) -> Any:

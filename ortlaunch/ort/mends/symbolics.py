@@ -26,6 +26,7 @@ from ortlaunch.ort.mends import (
     spatial,
     stacks,
     torch_calls,
+    truths,
     unflattening,
     vectors,
     views,
@@ -65,9 +66,10 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::squeeze", _squeeze, _OPSET)
     register_custom_op_symbolic("aten::roll", _roll, _OPSET)
     register_custom_op_symbolic("aten::tile", _tile, _OPSET)
+    register_custom_op_symbolic("aten::narrow", _narrow, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
     arithmetic.register_standard()
-    for subject in (choices, stacks, unflattening, vectors):
+    for subject in (choices, stacks, truths, unflattening, vectors):
         subject.register()
 
 
@@ -250,6 +252,17 @@ def _tile(g: Any, values: Any, counts: Any) -> Any:
     rank = symbolic_helper._get_tensor_rank(values) or 0
     padded = [*[1] * (rank - len(known)), *known]
     return symbolic_opset9.repeat(g, values, g.op("Constant", value_t=torch.tensor(padded)))
+
+
+def _narrow(g: Any, values: Any, dim: Any, start: Any, length: Any) -> Any:
+    """Exports ``torch.narrow``; up to the end, a first index below zero gives the exporter an end of zero."""
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    first, count = (symbolic_helper._maybe_get_const(one, "i") for one in (start, length))
+    if isinstance(first, int) and isinstance(count, int) and first < 0 and first + count == 0:
+        axis = symbolic_helper._get_const(dim, "i", "dim")
+        return symbolic_helper._slice_helper(g, values, axes=[axis], starts=[first], ends=[2**63 - 1])
+    return symbolic_opset9.narrow(g, values, dim, start, length)
 
 
 def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:

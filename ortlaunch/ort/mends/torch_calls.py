@@ -209,6 +209,8 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
         if isinstance(known, Tensor) and known.numel() == 1 and not known.is_complex():
             return known.item()
     elif name in _CONSTANTS:
+        if symbolic_helper._is_packed_list(value) and not symbolic_helper._unpack_list(value):
+            return []
         try:
             known = symbolic_helper._maybe_get_const(value, _CONSTANTS[name])
         except ValueError as error:
