@@ -101,7 +101,7 @@ def compares_beside_copy(train: TrainConfig) -> bool:
     if train.eval_every is None or train.copied_checkpoints() != 1:
         return False
     evaluated = takewhile(lambda step: step < train.steps, (train.eval_every << times for times in count()))
-    return train.checkpoint_every in evaluated
+    return any(step == train.checkpoint_every for step in evaluated)
 
 
 def family_key(config: Config) -> str:

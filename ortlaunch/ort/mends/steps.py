@@ -123,7 +123,7 @@ class Steps:
         """Where the weights are, of which `_free` knows."""
         self._free: dict[_Sizes, list[_Feeds]] = {}
         # torch's own Python first looks at each argument for wrappers of a transform; `_fits` excludes transforms.
-        self._apply = super(torch.autograd.Function, _function_of(self)).apply
+        self._apply = super(torch.autograd.Function, _function_of(self)).apply  # type: ignore[misc]
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Runs the forward and returns its outputs in a tuple of one; None if ORTModule has to run it.
