@@ -16,6 +16,8 @@ from pathlib import Path
 from ortlaunch.base.private_folder import PrivateFolder
 
 _VARIABLE = "ORTLAUNCH_SOCKETS"
+_LONGEST = 107 - len("/listener-12345678")
+"""Bytes of a folder's path in which Python can still name a socket. The kernel takes 107 for all."""
 
 
 @contextmanager
@@ -24,6 +26,11 @@ def socket_folder() -> Iterator[None]:
     try:
         folder = PrivateFolder("sockets")
     except OSError:  # Without room for it, the processes make folders of their own.
+        yield
+        return
+    if len(os.fsencode(folder.path)) > _LONGEST:
+        # Those that Python makes have shorter names.
+        folder.close()
         yield
         return
     os.environ[_VARIABLE] = str(folder.path)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -114,18 +115,36 @@ def test_loader_processes_end_when_their_worker_is_killed(workers: list[subproce
     assert not wait_gone(children)
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files of its own. Its name is short: pytest's are too long for a socket in them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setattr("tempfile.tempdir", name)
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setenv("ORTLAUNCH_SOCKETS", "")
+        yield Path(name)
+
+
 def test_sockets_of_loader_processes_that_are_killed_do_not_stay(
-    workers: list[subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: list[subprocess.Popen[str]], temporary: Path
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("ORTLAUNCH_SOCKETS", "")
     with socket_folder():
         worker, children = start(workers, "close")
-        (folder,) = tmp_path.iterdir()
+        (folder,) = temporary.iterdir()
         assert any(path.is_socket() for path in folder.iterdir())
         worker.kill()
         for child in children:
             os.kill(child, signal.SIGKILL)
         assert not wait_gone(children)
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_folder_with_a_name_too_long_for_sockets_is_not_used(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = temporary / ("x" * 70)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with socket_folder():
+        assert os.environ["ORTLAUNCH_SOCKETS"] == ""
+    assert list(long.iterdir()) == []
