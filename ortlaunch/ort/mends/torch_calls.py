@@ -191,6 +191,9 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
 
     name = str(kind).removeprefix("Optional[").removesuffix("]") if str(kind).startswith("Optional[") else str(kind)
     if symbolic_helper._is_none(value):
+        # The form of `std` with `unbiased` would take an omitted correction for False.
+        if not str(kind).startswith("Optional["):
+            raise _NotServedError(f"an argument of type {name} is None")
         return None
     if name == "Tensor":
         # A node may have an input once only: both of its gradients would get one name.
