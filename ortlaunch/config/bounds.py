@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.nodes import Node
 
 LARGEST = 2**63 - 1
 """The largest whole number that PyTorch, MLflow and C programs take. No key may be larger."""
@@ -21,8 +20,8 @@ _LISTED = 5
 """Up to this number of allowed values, a message lists them instead of the ends of their range."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Bounds(Node):
+@dataclass(frozen=True)
+class Bounds:
     """The numbers that a key takes. An end that is None is open; NaN and infinity are never taken."""
 
     least: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -201,8 +200,8 @@ def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     facts = checkpoint_facts.CheckpointFacts(first, observed, feed)
     saver = Saver(store.Store(first.run.checkpoints, keep=1), first.workers, first.writers)
     own = {**facts.of_worker(), "rng": rng.capture()}
-    snapshot = functools.partial(observed.parts.engine.snapshot, shared=False)
-    saver.save(1, snapshot, own, {**facts.of_run(1), "eval_loss": None})
+    meta = {**facts.of_run(1), "eval_loss": None}
+    saver.save(1, observed.parts.engine.snapshot, own, meta, shared=False, keep_memory=False)
     assert [written.error for written in saver.wait()] == [""]
     expected = draw_from_every_generator(), feed.take()["labels"].tolist()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
@@ -227,7 +226,7 @@ def test_token_ids_that_the_model_does_not_know_are_refused_before_it_is_called(
 def saved(made: context.RunContext, refusal: str = "") -> Written:
     """What comes of a checkpoint of a state without an engine."""
     saver = Saver(store.Store(made.run.checkpoints, keep=1), made.workers, made.writers)
-    saver.save(3, lambda folder: lambda group: None, {}, {"step": 3}, refusal)
+    saver.save(3, lambda folder, **_: lambda group: None, {}, {"step": 3}, refusal, shared=True, keep_memory=False)
     (written,) = saver.wait()
     return written
 
