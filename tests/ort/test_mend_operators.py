@@ -104,6 +104,7 @@ def of_zeros(_rng: random.Random) -> dict[str, Case]:
     return {
         "std": Case(lambda x: (x * 0).std(-1) + x[:, :, :1].std(-1, correction=0)),
         "std_mean": Case(lambda x: sum(torch.std_mean(x * 0, dim=1))),
+        "roll": Case(lambda x: x.roll((-7, 9, 1), (1, 2, 0)) + x.roll(5, 0) * x.roll(1, -1) + x.roll(3)),
         "std_of_all": Case(lambda x: x * x.std()),
         "cosine_of_zeros": Case(lambda x, y: functional.cosine_similarity(x * 0, y, dim=-1), both),
         "cosine_with_epsilon": Case(lambda x, y: functional.cosine_similarity(x, y * 1e-3, dim=1, eps=0.5), both),

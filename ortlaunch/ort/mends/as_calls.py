@@ -23,6 +23,8 @@
 - ``topk``: of equal values ONNX Runtime takes others, so that gradients reach other elements.
 - ``unique``: the indices of the values have lost their dimensions.
 - ``pow`` of integers: where PyTorch's wraps, ONNX Runtime's is the least integer.
+- ``roll`` by more than a size, by which the exporter leaves elements where they are. Of the first dimension a later
+  batch may have fewer than the traced one.
 - ``pad`` around a circle with a width below zero, which cuts off: the exporter repeats other elements.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
@@ -177,6 +179,14 @@ def _cuts_off(_values: Any, widths: Any, mode: Any, *_value: Any) -> bool:
     return is_circular and any(width < 0 for width in integers(widths) or ())
 
 
+def _turns_over(values: Any, shifts: Any, dims: Any = None, *_rest: Any) -> bool:
+    steps, axes, sizes = integers(shifts), integers(dims), values.type().sizes()
+    if not steps or not axes or not sizes:
+        return True
+    most = [1, *(size or 0 for size in sizes[1:])]
+    return any(abs(step) > most[axis] for step, axis in zip(steps, axes, strict=False))
+
+
 def _is_falling(_values: Any, slope: Any) -> bool:
     from torch.onnx import symbolic_helper
 
@@ -227,6 +237,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::mean": _has_no_dimensions,
     "aten::pow": _is_whole_power,
     "aten::pad": _cuts_off,
+    "aten::roll": _turns_over,
     "aten::pairwise_distance": _is_any,
     "aten::sum": _is_sum_of_all,
     "aten::argsort": _is_stable_or_small,
