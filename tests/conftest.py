@@ -64,6 +64,17 @@ def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(autouse=True)
+def no_worker_after_this_test() -> Iterator[None]:
+    """What a test that plays a worker leaves in the environment is no fact for the next one: DeepSpeed reads it."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    yield
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def no_store_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes to a server that the shell it is started in names."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

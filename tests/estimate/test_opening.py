@@ -43,11 +43,12 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
 
 def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[bytes] = []
+    size = 512  # Much beside what this process may free meanwhile.
 
     def traced(*_: Any, is_fake: bool) -> Trace:
         if is_fake:
             raise DataDependentOutputException("an item")
-        imported.append(b"x" * 64 * MIB)
+        imported.append(b"x" * size * MIB)
         return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
 
     monkeypatch.setattr(traces, "trace", traced)
@@ -60,7 +61,7 @@ def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pyt
     finally:
         dist.destroy_process_group()
     assert not found.is_fake
-    assert 60 < (found.base - before) / MIB < 72
+    assert size - 40 < (found.base - before) / MIB < size + 20
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])
