@@ -13,6 +13,7 @@ import torch
 
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.ort import session
+from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[..., torch.nn.Module]
 
@@ -21,6 +22,12 @@ Wrap = Callable[..., torch.nn.Module]
 def torch_kernels() -> bool:
     """Whether PyTorch's CPU kernels are used; a file that tests with and without them overrides this."""
     return True
+
+
+@pytest.fixture
+def wrap(tmp_path: Path) -> Wrap:
+    """Wraps a model itself, as a run does."""
+    return lambda model: wrap_backend(model, OrtConfig(), threads=1, onnx_dir=tmp_path)
 
 
 @pytest.fixture

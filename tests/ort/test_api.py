@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import OrtConfig
 from ortlaunch.ort import session
-from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -69,11 +66,6 @@ class Structured(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y = self.linear(x)
         return self.shape(y, y.sum())
-
-
-@pytest.fixture
-def wrap(tmp_path: Path) -> Wrap:
-    return lambda model: wrap_backend(model, OrtConfig(), threads=1, onnx_dir=tmp_path)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ortlaunch.config.schema import OrtConfig
 from ortlaunch.ort import session
-from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -34,11 +31,6 @@ class Net(nn.Module):
         if kept is not None:
             hidden = torch.where(kept, hidden, 0.0)
         return hidden, self.second(hidden)
-
-
-@pytest.fixture
-def wrap(tmp_path: Path) -> Wrap:
-    return lambda model: wrap_backend(model, OrtConfig(), threads=1, onnx_dir=tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ the same number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ def draws(graph: Any, *, with_dropout: bool = True) -> bool:
     """Whether an ``onnx.GraphProto`` has operators with random numbers of ONNX Runtime's own."""
     kinds = _RANDOM | _DROPOUT if with_dropout else _RANDOM
     return any(node.op_type in kinds for node in graph.node)
+
+
+def seed_from_torch(set_seed: Callable[[int], None]) -> None:
+    """Seeds ONNX Runtime with a number that is drawn from torch's generator.
+
+    Args:
+        set_seed: ONNX Runtime's function.
+    """
+    set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
 
 
 def install() -> None:
@@ -37,7 +47,7 @@ def install() -> None:
             execution_session._ortlaunch_draws = draws(onnx_model.graph)
         # A graph without random operators leaves torch's generator as eager would.
         if execution_session._ortlaunch_draws:
-            set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
+            seed_from_torch(set_seed)
         return original(execution_session, onnx_model, *args)
 
     TrainingManager.execution_session_run_forward = staticmethod(run)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ortlaunch.ort.mends.randomness import seed_from_torch
+
 _PLAIN = (bool, int, float, str, type(None))
 _LARGEST = 2**20
 """Bytes of a batch up to which it is copied into memory that ONNX Runtime knows from an earlier step."""
@@ -144,8 +146,7 @@ class Steps:
     def forward(self, ctx: Any, feeds: _Feeds) -> tuple[Tensor, ...]:
         """Runs the forward graph; the forward of an ``autograd.Function``."""
         if self._set_seed is not None:
-            # As `ortlaunch.ort.mends.randomness` does.
-            self._set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
+            seed_from_torch(self._set_seed)
         state, fetched = self._ort.PartialGraphExecutionState(), self._ort.OrtValueVector()
         self._manager._execution_agent.run_forward(feeds.values, fetched, state, None)
         outputs: list[Tensor] = fetched.to_dlpacks(self._kernels.take)
