@@ -46,7 +46,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def write_record(path: Path, text: str, errors: str = "strict") -> None:
-    """Writes a file about a run, from whose text secrets were removed.
+    """Replaces a file about a run atomically with this text, from which secrets were removed.
 
     Where some were, what is left of the text is for the owner alone: not every secret can be recognized.
 
@@ -54,13 +54,11 @@ def write_record(path: Path, text: str, errors: str = "strict") -> None:
         path: the file; it is replaced.
         text: its content.
         errors: how characters are written that are no text; see `str.encode`.
+
+    Raises:
+        OSError: the file cannot be written. The old file is unchanged.
     """
-    mode = PRIVATE if is_hidden(text) else 0o666
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
-        if mode == PRIVATE:
-            os.fchmod(descriptor, PRIVATE)  # The file may have been there.
-        file.write(text.encode(errors=errors))
+    replace(path, text.encode(errors=errors), PRIVATE if is_hidden(text) else 0o666)
 
 
 def is_there(path: Path) -> bool:
