@@ -45,6 +45,8 @@ PARTS = {
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""
 STATIC = Path(__file__).parent / "static"
+OF_COMPARE = ("page/uplot", "page/shared")
+"""Folders of `ortlaunch.compare` whose files are served too: what the page of `compare` contains."""
 _ANSWERS = {
     HTTPException: refused,
     RequestValidationError: malformed,
@@ -85,8 +87,7 @@ def make_app(settings: Settings) -> FastAPI:
             if isinstance(router := getattr(module, "router", None), APIRouter):
                 app.router.routes += router.routes
     if STATIC.is_dir():
-        # uPlot lies with the page of `compare`, which holds it too.
-        files = StaticFiles(directory=STATIC, packages=[("ortlaunch.compare", "page/uplot")])
+        files = StaticFiles(directory=STATIC, packages=[("ortlaunch.compare", folder) for folder in OF_COMPARE])
         app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))

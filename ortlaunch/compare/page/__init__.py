@@ -97,7 +97,9 @@ def _plots(curves: Curves) -> list[str]:
         f'<h2>Curves</h2>\n<p class="faint">{hint}</p>\n<div id="runs"></div>\n',
         '<div id="plots" class="plots"></div>\n',
         f'<script type="application/json" id="curves">{_data(curves)}</script>\n',
-        f"<script>{_asset('uplot/uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n",
+        f"<script>{_asset('uplot/uPlot.iife.min.js')}</script>\n",
+        # A module, because that is what the service loads numbers.js as.
+        f'<script type="module">{_asset("shared/numbers.js")}{_asset("page.js")}</script>\n',
     ]
 
 
