@@ -33,7 +33,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 OF_THE_USERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 OF_THE_USERS += ("ORTLAUNCH_JOBS", "ORTLAUNCH_SLURM_PROFILES")
 OF_ORT = ("ort/", "drawn/")
-OF_ORT += tuple(f"export/test_{name}.py" for name in ("artifacts", "chance", "exporting", "families"))
+OF_ORT += tuple(f"export/test_{name}.py" for name in ("artifacts", "chance", "exporting", "families", "verify"))
 """Files and folders whose tests are about ONNX Runtime alone."""
 # As in the real ones, what a library needs is found by name alone.
 NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
