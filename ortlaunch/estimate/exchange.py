@@ -41,7 +41,10 @@ def held() -> Iterator[None]:
         def scatter(_results: Any, arguments: Any) -> None:
             _hold(_size(arguments))
 
-        for names, hold in ((_GATHERING + _GATHERING_SINCE_2_13, gather), (_SCATTERING + _SCATTERING_SINCE_2_13, scatter)):
+        for names, hold in (
+            (_GATHERING + _GATHERING_SINCE_2_13, gather),
+            (_SCATTERING + _SCATTERING_SINCE_2_13, scatter),
+        ):
             for name in names:
                 if hasattr(dist.ProcessGroup, name):
                     usual = getattr(dist.ProcessGroup, name)
