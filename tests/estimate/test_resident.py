@@ -68,7 +68,7 @@ def test_models_differ_in_chance_alone() -> None:
 
 def test_either_thread_takes_an_exchange_and_both_keep_its_memory() -> None:
     resident = Resident()
-    resident.free(resident.allocate(32 * MIB))
+    resident.free(resident.allocate(24 * MIB))
     for _ in range(12):
         resident.borrow(8 * MIB, is_exchanged=True)
     assert all(one >= 16 * MIB for one in resident.now)
@@ -77,7 +77,7 @@ def test_either_thread_takes_an_exchange_and_both_keep_its_memory() -> None:
 def test_a_tensor_without_a_write_is_a_part_of_a_repeated_step() -> None:
     once, often = Resident(), Resident()
     for one in (once, often):
-        one.free(one.allocate(32 * MIB))
+        one.free(one.allocate(24 * MIB))
         written(one, MIB)
     with once.repeated(7):
         once.skip(8 * MIB)
