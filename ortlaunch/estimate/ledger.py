@@ -52,8 +52,6 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._resident = Resident()
-        self._gloo_arena = 1
-        """The arena of the thread that does gloo's next exchange. Two threads take turns."""
         self._entries: dict[int, _Entry] = {}
         self._tensors = 0
         self._peak = 0
@@ -76,10 +74,11 @@ class Ledger(TorchDispatchMode):
         if func._schema.is_mutable:
             for one in _written(func, args, kwargs):
                 self._note(one, is_written=True)
-        self._borrow(workspace.of_kernel(func, args, out), 0)
+        self._borrow(workspace.of_kernel(func, args, out))
         if size := workspace.of_exchange(func, args, out):
-            self._gloo_arena = 3 - self._gloo_arena
-            self._borrow(size, self._gloo_arena)
+            # Before gloo's thread makes a copy, the calling one makes a tensor of the same size and does not use it.
+            self._resident.skip(size)
+            self._borrow(size, is_exchanged=True)
         return out
 
     @property
@@ -146,11 +145,11 @@ class Ledger(TorchDispatchMode):
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
 
-    def _borrow(self, size: int, arena: int) -> None:
+    def _borrow(self, size: int, *, is_exchanged: bool = False) -> None:
         """Counts bytes that an operation holds only while it runs."""
         if size == 0:
             return
-        self._resident.borrow(size, arena)
+        self._resident.borrow(size, is_exchanged=is_exchanged)
         self._peak = max(self._peak, self._tensors + size)
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:

@@ -25,6 +25,7 @@ from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Allow, Config, OrtConfig, OrtDebugConfig
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.estimate import exchange
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody, replacements
@@ -91,7 +92,7 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
         opening = meter.take_peak()
         held_out = list(loader.held_out(config.train.eval_samples)) if config.train.eval_every is not None else []
         # The export is a part of a first start's peak, whatever is kept of an earlier one.
-        with replacements(), exporting_anew():
+        with replacements(), exchange.held(), exporting_anew():
             found = Rehearsal(config, workers, batches, meter, is_fake=False).trace()
         del held_out
     return {name: use.most for name, use in {OPENING: opening, **found.phases}.items()}

@@ -7,6 +7,7 @@ several models of the allocator that differ in chance alone.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,16 +27,18 @@ class _Kind(Enum):
     map = auto()
     write = auto()
     free = auto()
+    skip = auto()
 
 
 class _Call(NamedTuple):
-    """A call of the allocator, a mapping beside it, or the first write to bytes of a block."""
+    """A call of the allocator, a mapping beside it, the first write to bytes of a block, or a block without a write."""
 
     kind: _Kind
     block: int
     size: int
     """Bytes of the block, or bytes that are written."""
-    arena: int = 0
+    is_exchanged: bool = False
+    """Whether one of gloo's threads makes it."""
     is_tensor: bool = False
 
 
@@ -58,6 +61,7 @@ class _Process:
     def __init__(self, seed: int) -> None:
         main = Heap(seed=seed)
         self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
+        self._chance = random.Random(seed)
         self._held: dict[int, _Held] = {}
         self.now = 0
         self.peak = 0
@@ -89,11 +93,13 @@ class _Process:
             held: the blocks in use, by the numbers in the calls.
         """
         # All tensors of many steps come through here, so it is written for speed.
-        allocate, write, free, heaps = _Kind.allocate, _Kind.write, _Kind.free, self._heaps
-        now = self.now
-        for kind, number, size, arena, is_tensor in calls:
+        allocate, write, free, skip = _Kind.allocate, _Kind.write, _Kind.free, _Kind.skip
+        main, *of_threads = self._heaps
+        chance, now = self._chance, self.now
+        for kind, number, size, is_exchanged, is_tensor in calls:
             if kind is allocate:
-                heap = heaps[arena]
+                # Whichever thread is free takes the next exchange.
+                heap = chance.choice(of_threads) if is_exchanged else main
                 now -= heap.resident
                 block = heap.allocate(size)
                 unwritten = size if block.is_mapping else 0
@@ -109,6 +115,10 @@ class _Process:
             elif kind is free:
                 now += _freed(held.pop(number))
                 continue
+            elif kind is skip:
+                now -= main.resident
+                main.skip(size)
+                now += main.resident
             else:
                 held[number] = _Held(None, Block(0, size, is_mapping=True), None, 0)
                 now += size
@@ -140,7 +150,7 @@ class Resident:
 
     def allocate(self, size: int) -> int:
         """Returns the number of a block of a tensor in which nothing was written."""
-        return self._allocate(size, 0, is_tensor=True)
+        return self._allocate(size, is_tensor=True)
 
     def map(self, size: int) -> int:
         """Returns the number of a block in a file that is mapped into memory, all of which was read."""
@@ -149,11 +159,20 @@ class Resident:
         self._apply(_Call(_Kind.map, block, size))
         return block
 
-    def borrow(self, size: int, arena: int) -> None:
-        """Notes that an operation holds so many bytes only while it runs, in a part of the heap."""
-        block = self._allocate(size, arena, is_tensor=False)
+    def borrow(self, size: int, *, is_exchanged: bool = False) -> None:
+        """Notes that an operation holds so many bytes only while it runs.
+
+        Args:
+            size: the bytes.
+            is_exchanged: whether one of gloo's threads holds them, in its part of the heap.
+        """
+        block = self._allocate(size, is_exchanged=is_exchanged)
         self.write(block, size)
         self.free(block)
+
+    def skip(self, size: int) -> None:
+        """Notes that an operation makes a tensor and frees it without a write."""
+        self._apply(_Call(_Kind.skip, self._new_number(), size))
 
     def write(self, block: int, size: int) -> None:
         """Notes that so many bytes of a block are written for the first time."""
@@ -192,16 +211,15 @@ class Resident:
         before = {block: size for block, size in freed.items() if block not in allocated}
         successors = _of_same_size(before, left)
         once = left.keys() - set(successors.values())
-        tape = [
-            call for call in tape if call.block not in once and (call.block in allocated or call.block in successors)
-        ]
+        again = (allocated.keys() - once) | successors.keys()
+        tape = [call for call in tape if call.block in again or call.kind is _Kind.skip]
         for one in self._processes:
             one.repeat(tape, successors, times)
 
-    def _allocate(self, size: int, arena: int, *, is_tensor: bool) -> int:
+    def _allocate(self, size: int, *, is_exchanged: bool = False, is_tensor: bool = False) -> int:
         block = self._new_number()
         self._sizes[block] = size
-        self._apply(_Call(_Kind.allocate, block, size, arena, is_tensor))
+        self._apply(_Call(_Kind.allocate, block, size, is_exchanged, is_tensor))
         return block
 
     def _new_number(self) -> int:

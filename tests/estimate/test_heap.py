@@ -102,3 +102,15 @@ def test_a_setting_that_glibc_does_not_take_changes_nothing(text: str) -> None:
 def test_another_allocator_is_named() -> None:
     assert "LD_PRELOAD has jemalloc: " in _of_allocator({"LD_PRELOAD": "/lib/libother.so /lib/libjemalloc.so.2"})
     assert _of_allocator({"LD_PRELOAD": "/lib/libother.so"}) == _of_allocator({}) == ""
+
+
+def test_a_block_that_nobody_writes_to_leaves_nothing_at_the_heaps_end() -> None:
+    heap = Heap({})
+    heap.free(heap.allocate(24 * MIB))
+    heap.allocate(MIB)
+    before = heap.resident
+    heap.skip(8 * MIB)
+    assert before <= heap.resident < before + MIB // 4
+    # Later blocks find their place there.
+    heap.allocate(8 * MIB)
+    assert heap.resident < before + 9 * MIB

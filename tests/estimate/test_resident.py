@@ -19,7 +19,7 @@ def written(resident: Resident, size: int) -> int:
 def step(resident: Resident, before: list[int]) -> list[int]:
     """Allocates, and frees some of its own blocks and those that the step before has left."""
     blocks = [written(resident, size) for size in SIZES]
-    resident.borrow(2 * MIB, 1)
+    resident.borrow(2 * MIB, is_exchanged=True)
     for block in [*blocks[::2], *before]:
         resident.free(block)
     return blocks[1::2]
@@ -64,3 +64,24 @@ def test_what_a_repeated_step_has_left_can_be_used_and_freed(monkeypatch: pytest
 def test_models_differ_in_chance_alone() -> None:
     assert stepped(2, 18).now == stepped(2, 18).now
     assert len(set(stepped(2, 18).now)) > 1
+
+
+def test_either_thread_takes_an_exchange_and_both_keep_its_memory() -> None:
+    resident = Resident()
+    resident.free(resident.allocate(24 * MIB))
+    for _ in range(12):
+        resident.borrow(8 * MIB, is_exchanged=True)
+    assert all(one >= 16 * MIB for one in resident.now)
+
+
+def test_a_tensor_without_a_write_is_a_part_of_a_repeated_step() -> None:
+    once, often = Resident(), Resident()
+    for one in (once, often):
+        one.free(one.allocate(24 * MIB))
+        written(one, MIB)
+    with once.repeated(7):
+        once.skip(8 * MIB)
+    for _ in range(8):
+        often.skip(8 * MIB)
+    assert once.now == often.now
+    assert max(often.now) > 8 * MIB  # By chance a small object is behind one, so that the heap cannot end before it.

@@ -118,4 +118,5 @@ def test_what_gloo_has_gathered_with_stays_in_the_arenas_of_its_threads() -> Non
         for _ in range(4):
             dist.all_gather_into_tensor(out, own)
         kept = (ledger.now.process - before) / MIB - 12
-    assert 15 < kept < 18
+    # Four gatherings by chance: at most all of one thread's copies beside each other.
+    assert 7 < kept < 33
