@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,8 @@ from ortlaunch.ort import compat, cuda_libs, extension
 from ortlaunch.ort.refusal import cause
 
 _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error": "ERROR", "fatal": "FATAL"}
+
+_CPP_EXTENSION = "torch.utils.cpp_extension"
 
 _MEMORY_LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
 _RECOMPUTE_LAYERS = "1"
@@ -47,7 +51,7 @@ def import_ortmodule() -> Any:
     # ORTModule imports DeepSpeed where it is installed (1 s of a worker's start), and DeepSpeed's autotuner MLflow
     # (1.3 s). A trainer that works through DeepSpeed has imported it before. The hooks, which the first export would
     # import, do the same, and warn that they do not know this DeepSpeed: they are for a ZeRO 3 that is not used here.
-    with hidden("mlflow"), hidden("deepspeed"):
+    with hidden("mlflow"), hidden("deepspeed"), _without_setuptools():
         from onnxruntime.training import ortmodule
 
         with warnings.catch_warnings():
@@ -58,6 +62,25 @@ def import_ortmodule() -> Any:
     ortmodule._FALLBACK_INIT_EXCEPTION = None
     compat.after_import()
     return ortmodule
+
+
+@contextlib.contextmanager
+def _without_setuptools() -> Iterator[None]:
+    """Keeps ORTModule from importing setuptools, by a module of torch of which it reads one variable.
+
+    The variable is the folder of ROCm, and ORTModule uses it with a torch for ROCm alone.
+    """
+    if torch.version.hip is not None or _CPP_EXTENSION in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[_CPP_EXTENSION] = types.ModuleType(_CPP_EXTENSION)
+    stand_in.ROCM_HOME = None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        # Whoever compiles something imports torch's own.
+        if sys.modules.get(_CPP_EXTENSION) is stand_in:
+            del sys.modules[_CPP_EXTENSION]
 
 
 def set_seed(seed: int) -> None:

@@ -1,8 +1,8 @@
 """How long commands and runs take until they work: ``python -m tests.benchmarks.bench_start``.
 
-First short commands over what Hydra alone does, as an installed package runs them: with their bytecode compiled before.
-Then a run's time from the command to the end of its first step under ORT, whose export is in the cache, over that under
-eager. All in turns; of each ratio within a round the median, with the least and the largest in brackets.
+First short commands over what Hydra alone does. Then a run's time from the command to the end of its first step under
+ORT, whose export is in the cache, over that under eager. All as an installed package runs: with its bytecode compiled
+before, and in turns; of each ratio within a round the median, with the least and the largest in brackets.
 
 Processor seconds are those of the command and of the processes that it started, in user mode and in the kernel. They
 depend less than the wall time on what else the machine does.
@@ -44,11 +44,7 @@ PHASES = {
 
 def command_seconds(rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
     """Runs the commands in turns; returns the wall and the processor seconds of each."""
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
-    }
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment = _with_bytecode(folder)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
     # The first round compiles the bytecode, fills the disk's cache and is not counted.
     for number, order in enumerate(turns(tuple(COMMANDS), rounds + 1)):
@@ -76,12 +72,13 @@ def command_table(seconds: dict[str, list[tuple[float, float]]]) -> str:
 def starts(model: str, rounds: int, folder: Path) -> dict[str, list[Ran]]:
     """Makes runs of one step in turns, by backend; the runs of the first round are left out."""
     ran: dict[str, list[Ran]] = {backend: [] for backend in BACKENDS}
-    # The first round fills the export cache.
+    environment = _with_bytecode(folder)
+    # The first round compiles the bytecode and fills the export cache.
     for number, order in enumerate(turns(BACKENDS, rounds + 1)):
         for backend in order:
             words = (f"model={model}", f"launcher.workers_per_node={WORKERS}", "train.steps=1")
             kept = ("train.checkpoint_every=null", "train.save_weights=false")
-            here = run(*words, *kept, backend=backend, folder=folder)
+            here = run(*words, *kept, backend=backend, folder=folder, environment=environment)
             if number:
                 assert backend == "eager" or here.tags["ortlaunch.export_cache"] == "hit", here.tags
                 ran[backend].append(here)
@@ -97,6 +94,16 @@ def start_table(ran: dict[str, list[Ran]]) -> str:
         cells = [with_range(taken[backend]) if taken[backend] else "" for backend in BACKENDS]
         lines.append(f"| {words} | {' | '.join(cells)} | {with_range(both) if both else ''} |")
     return "\n".join(lines)
+
+
+def _with_bytecode(folder: Path) -> dict[str, str]:
+    """Variables with which commands of this tree keep their bytecode in a folder, also where Python is told not to."""
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def _processor_seconds() -> float:

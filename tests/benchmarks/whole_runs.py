@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,13 @@ class Ran:
         return 1e12 * self.values["throughput/tflops_per_device"] * self.values["throughput/step_seconds"]
 
 
-def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ()) -> Ran:
+def run(
+    *overrides: str,
+    backend: str,
+    folder: Path,
+    within: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Ran:
     """Runs ``ortlaunch`` to the end of the run.
 
     Args:
@@ -60,6 +66,7 @@ def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ())
         backend: what must really have run the steps.
         folder: for the run folder.
         within: words before the command, such as taskset's.
+        environment: the command's variables; None for those of this process.
 
     Raises:
         AssertionError: another backend has run than the one that was asked for.
@@ -70,7 +77,7 @@ def run(*overrides: str, backend: str, folder: Path, within: Sequence[str] = ())
         key, _, value = word.partition("=")
         words += words_of(value, folder) if key == "model" else [word]
     command = [*within, sys.executable, "-m", "ortlaunch", *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1200, env=environment)
     journal = max((folder / backend).glob("*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     ran = Ran(_last(events, "tags"), _last(events, "metrics"))

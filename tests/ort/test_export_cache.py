@@ -119,7 +119,7 @@ def test_processes_that_start_together_all_succeed_and_leave_one_export(net: Pat
     together = [begun.end() for begun in [Start(net) for _ in range(2)]]
     assert {origin for result in together for origin in result["origins"]} <= {"stored", "hit"}
     (entry,) = (net / "exports").iterdir()
-    assert {path.name for path in entry.iterdir()} == {"export", "facts.json"}
+    assert {path.name for path in entry.iterdir()} == {"export", "facts.json", "shapes"}
     assert start(net)["origins"] == ["hit"]
 
 

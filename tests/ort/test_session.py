@@ -214,8 +214,9 @@ def test_the_compatibility_layer_restores_what_it_moved() -> None:
     assert result.stdout.strip().endswith("kept"), result.stderr
 
 
-def test_an_export_imports_neither_deepspeed_nor_mlflow() -> None:
-    """ORTModule would import both for a ZeRO 3 of its own: 1.4 s of each first start."""
+def test_an_export_imports_no_deepspeed_mlflow_or_setuptools() -> None:
+    """ORTModule would import the first two for a ZeRO 3 of its own: 1.4 s of each first start. What needs setuptools
+    gets torch's own module afterwards."""
     result = run_python(
         """
         import sys
@@ -225,7 +226,11 @@ def test_an_export_imports_neither_deepspeed_nor_mlflow() -> None:
         model = session.wrap(torch.nn.Linear(4, 4), OrtConfig(export_cache=False), threads=1, onnx_dir=None)
         model(torch.rand(2, 4)).sum().backward()
         assert session.is_active(model)
-        print(sorted({"deepspeed", "mlflow"} & sys.modules.keys()))
+        found = sorted({"deepspeed", "mlflow", "setuptools"} & sys.modules.keys())
+        from torch.utils import cpp_extension
+        import setuptools
+        assert issubclass(cpp_extension.BuildExtension, setuptools.Command)
+        print(found)
         """,
         {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
     )

@@ -1,7 +1,8 @@
 """Keeps ORTModule's exports in the user's cache, so that the second start of the same run does not export again.
 
-A hit replaces ORTModule's ``_export_model``: two forwards of the model, its tracing and its conversion. What ORTModule
-does with the exported graph (shapes, gradient graph, session) happens at every start.
+A hit replaces ORTModule's ``_export_model``: two forwards of the model, its tracing and its conversion. The shapes that
+ORTModule infers for the exported graph are kept beside it (`shaped`). The gradient graph and the session are made at
+every start.
 
 Exports that could differ at another start are not stored: those whose trace depends on a tensor's value, those that
 change the model, those that run code which the key does not describe or that read something from outside, and those
@@ -33,7 +34,7 @@ from ortlaunch.base import unpickling
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.reading import read_bytes
 from ortlaunch.ort import extension
-from ortlaunch.ort.cache import executed, torch_state, untraced
+from ortlaunch.ort.cache import executed, shaped, torch_state, untraced
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify import value_reads
@@ -46,8 +47,6 @@ _SETTINGS = (
     "enable_zero_stage3_support",
     "enable_embedding_sparse_optimizer",
 )
-_LARGEST = 2 << 30
-"""The largest stored export that is read, in bytes; protobuf has the same limit for a graph."""
 _NAMES = frozenset(
     {
         ("ortlaunch.ort.cache.exports", "_Export"),
@@ -71,6 +70,8 @@ class ExportCache:
 
     origins: list[str] = field(default_factory=list)
     """The origin of each export of this model, in order: "hit", "stored", or why it was not stored."""
+    place: Path | None = None
+    """The folder of the last export; None if it is not kept."""
 
 
 @dataclass
@@ -128,10 +129,20 @@ def _install() -> None:
             return original(**arguments)
         return _export_or_load(cache, original, arguments)
 
+    process = GraphTransitionManager._post_export_process
+
+    def post_export_process(*, flatten_module: Any, **rest: Any) -> Any:
+        cache = getattr(flatten_module, "_ortlaunch_export_cache", None)
+        with shaped.kept_in(None if cache is None else cache.place, is_read=_reads_kept):
+            return process(flatten_module=flatten_module, **rest)
+
     GraphTransitionManager._export_model = staticmethod(export_model)
+    GraphTransitionManager._post_export_process = staticmethod(post_export_process)
+    GraphTransitionManager._infer_shapes = staticmethod(shaped.keeping(GraphTransitionManager._infer_shapes))
 
 
 def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    cache.place = None
     try:
         facts, codes = _facts(arguments)
     except NotCacheableError as error:
@@ -141,6 +152,7 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
     kept = _load(place) if _reads_kept and why_not_own(place) is None else None
     if kept is not None:
         cache.origins.append("hit")
+        cache.place = place
         return _replay(kept)
     before = _buffers(arguments["flattened_module"])
     with untraced.watch() as taken, value_reads.watch() as reads, warnings.catch_warnings(record=True) as heard:
@@ -151,6 +163,8 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
     reason = _why_not(arguments, facts, before, result[0], reads + taken) or executed.why_not(ran, codes)
     if reason is None:
         reason = _store(place, facts, _pack(result, heard))
+    if reason is None:
+        cache.place = place
     cache.origins.append("stored" if reason is None else f"not stored: {reason}")
     return result
 
@@ -228,7 +242,7 @@ def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def why_not_own(place: Path) -> str | None:
     """Why others may have written an export; None if only this user may."""
-    for path in (place.parent.parent, place.parent, place, place / "export"):
+    for path in (place.parent.parent, place.parent, place, place / "export", place / shaped.FILE):
         if why := why_foreign(path):
             return f"{path} {why}"
     return None
@@ -237,7 +251,7 @@ def why_not_own(place: Path) -> str | None:
 def _load(place: Path) -> _Export | None:
     """Returns the export if it exists and is complete."""
     try:
-        content = read_bytes(place / "export", _LARGEST)
+        content = read_bytes(place / "export", shaped.LARGEST)
         digest, payload = content[:32], content[32:]
         if hashlib.sha256(payload).digest() != digest:
             raise ValueError("the file is damaged")

@@ -17,6 +17,8 @@ import torch
 import ortlaunch
 
 _SITES = {"site-packages", "dist-packages"}
+_origins: dict[str, tuple[types.ModuleType | None, Origin]] = {}
+"""The owner of each module that has a file or is built in, by its name."""
 
 
 class NotCacheableError(Exception):
@@ -43,13 +45,22 @@ def module_origin(name: object) -> Origin:
     """Returns the owner of a module; an unknown module counts as the program's own."""
     if not isinstance(name, str):
         return Origin.USER
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if not isinstance(file, str):
+    module = sys.modules.get(name)
+    known = _origins.get(name)
+    # A description asks for the same few modules thousands of times. The module is kept, so that it stays unique.
+    if known is not None and known[0] is module:
+        return known[1]
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        found = origin(file)
+    elif name in sys.builtin_module_names:
+        found = Origin.OWN
+    else:
         # Packages also make modules without a file, such as torch._C._profiler.
         file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
-    if isinstance(file, str):
-        return origin(file)
-    return Origin.OWN if name in sys.builtin_module_names else Origin.USER
+        return origin(file) if isinstance(file, str) else Origin.USER
+    _origins[name] = module, found
+    return found
 
 
 def function_origin(function: types.FunctionType) -> Origin:
@@ -86,11 +97,15 @@ def _is_package_in_stdlib(path: Path, own: list[Path]) -> bool:
 @functools.cache
 def is_installed(path: Path) -> bool:
     """Whether a file belongs to the standard library, an installed package or ortlaunch."""
+    sites = [Path(entry) for entry in sys.path if entry.endswith(tuple(_SITES))]
+    return is_stdlib(path) or any(path.is_relative_to(folder) for folder in (*_installed_folders(), *sites))
+
+
+@functools.cache
+def _installed_folders() -> tuple[Path, ...]:
+    """Returns the folders of installed packages that do not depend on ``sys.path``, and ours."""
     paths = sysconfig.get_paths()
-    folders = [Path(paths[key]) for key in ("purelib", "platlib")]
-    folders += [Path(entry) for entry in sys.path if entry.endswith(tuple(_SITES))]
-    folders.append(Path(ortlaunch.__file__).parent)
-    return is_stdlib(path) or any(path.is_relative_to(folder) for folder in folders)
+    return (*(Path(paths[key]) for key in ("purelib", "platlib")), Path(ortlaunch.__file__).parent)
 
 
 @functools.cache
