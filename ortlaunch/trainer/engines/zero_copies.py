@@ -1,4 +1,4 @@
-"""Spares what ZeRO 1 does on the CPU beside what it needs: copies of gradients, exchanges of single numbers, views.
+"""Spares what ZeRO 1 does on the CPU beside what it needs: copies of gradients and weights, exchanges, new views.
 
 DeepSpeed copies each gradient into a bucket, and after the exchange twice more: out of the bucket, which a further
 bucket would overwrite, and into the flat gradient of the optimizer. If one bucket holds all gradients, it stays what it
@@ -53,6 +53,8 @@ def spare_copies(optimizer: Any) -> None:
     optimizer._get_preflattened_grad_partition = partial(_flat_gradient, optimizer)
     optimizer.scaled_global_norm = partial(_norm, optimizer)
     optimizer._update_model_bit16_weights = _unless_in_place(optimizer)
+    optimizer.reduce_gradients = _without_hooks(optimizer)
+    _gather_in_place()
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -104,10 +106,7 @@ def _norm(optimizer: Any) -> Tensor:
 
     squares = torch.stack([_square(optimizer, group) for group in range(len(optimizer.bit16_groups))])
     dist.all_reduce(squares, group=optimizer.dp_process_group)
-    norms = squares.pow(0.5)
-    # DeepSpeed's mark of a group whose numbers are not finite.
-    norms.masked_fill_(~norms.isfinite(), -1.0)
-    combined: Tensor = combine_grad_norm_groups(list(norms))
+    combined: Tensor = combine_grad_norm_groups(list(squares.pow(0.5)))
     return combined
 
 
@@ -122,6 +121,24 @@ def _square(optimizer: Any, group: int) -> Tensor:
         return torch.zeros(())
     norms = [torch.linalg.vector_norm(part.detach().to(get_norm_dtype()), ord=2.0) for part in parts]
     return torch.stack(norms).pow(2.0).sum().float()
+
+
+def _without_hooks(optimizer: Any) -> Callable[..., None]:
+    """Removes what DeepSpeed calls at each weight's gradient, and returns its exchange of gradients for then.
+
+    In ZeRO 1 these calls only make the bucket, which is filled after the backward. They also end a backward that was
+    not begun by DeepSpeed's engine.
+    """
+    for hook in optimizer._grad_acc_hooks:
+        hook.remove()
+    optimizer._grad_acc_hooks.clear()
+    reduce_gradients = optimizer.reduce_gradients
+
+    def reduce(*args: Any, **kwargs: Any) -> None:
+        optimizer.setup_buckets()
+        reduce_gradients(*args, **kwargs)
+
+    return reduce
 
 
 def _unless_in_place(optimizer: Any) -> Callable[[int], None]:
@@ -146,6 +163,39 @@ def _unless_in_place(optimizer: Any) -> Callable[[int], None]:
             known[group] = places(group)
 
     return update_if_moved
+
+
+def _gather_in_place() -> None:
+    """Lets DeepSpeed's ZeRO 1 and 2 exchange fp32 weights on the CPU in place; repeated calls do nothing.
+
+    Gloo's gathering goes through a copy of all weights, made anew in every step. The weights of each worker lie in one
+    piece, and gloo's broadcast sends a piece from where it is and receives it where it belongs.
+    """
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    original = stage_1_and_2.all_gather_dp_groups
+    if hasattr(original, "_ortlaunch_original"):
+        return
+
+    def gather(
+        groups_flat: Sequence[Tensor],
+        partitioned_param_groups: Sequence[Sequence[Tensor]],
+        dp_process_group: Sequence[dist.ProcessGroup],
+        **rest: Any,
+    ) -> None:
+        if any(flat.device.type != "cpu" or flat.dtype is not torch.float32 for flat in groups_flat):
+            original(groups_flat, partitioned_param_groups, dp_process_group, **rest)
+            return
+        sent = [
+            dist.broadcast(part, dist.get_global_rank(group, rank), group=group, async_op=True)
+            for parts, group in zip(partitioned_param_groups, dp_process_group, strict=True)
+            for rank, part in enumerate(parts)
+        ]
+        for work in filter(None, sent):
+            work.wait()
+
+    gather._ortlaunch_original = original  # type: ignore[attr-defined]
+    stage_1_and_2.all_gather_dp_groups = gather
 
 
 def _nothing(*_: Any) -> None:
