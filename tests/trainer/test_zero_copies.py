@@ -17,7 +17,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
 from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine
-from ortlaunch.trainer.engines.zero_copies import joined
+from ortlaunch.trainer.engines.zero_copies import _take_large_pages, joined
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap
 from tests.support.alone import alone
@@ -121,3 +121,29 @@ def test_tensors_are_joined_where_they_follow_each_other() -> None:
     for others in ([memory[2:4], memory[5:6]], [memory[4:6], memory[2:4]], [memory[0:2], memory[2:4].clone()]):
         assert joined(others) is None
     assert joined([memory[0:6].view(2, 3).t(), memory[6:8]]) is None
+
+
+def test_a_large_bucket_is_to_have_large_pages() -> None:
+    memory = torch.arange(10_000_000)
+    if _flags(memory) is None:
+        pytest.skip("this kernel does not tell a mapping's flags")
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("this kernel has no large pages")
+    _take_large_pages(memory)
+    flags = _flags(memory)
+    assert flags is not None
+    assert "hg" in flags
+    assert torch.equal(memory, torch.arange(10_000_000))
+
+
+def _flags(memory: Tensor) -> list[str] | None:
+    """What the kernel says of the mapping of a tensor's middle; None if it says nothing."""
+    middle, inside = memory.data_ptr() + memory.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):
+            begin, end = (int(bound, 16) for bound in name.split("-"))
+            inside = begin <= middle < end
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    return None

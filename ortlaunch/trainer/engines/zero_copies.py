@@ -7,6 +7,9 @@ is, and the flat gradient is a part of it. What a step computes is the same.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +20,8 @@ from torch import Tensor
 
 _LARGEST_BUCKET = 500_000_000
 """Elements of a bucket by DeepSpeed's default."""
+_LARGEST_IN_HEAP = 32 * 2**20
+"""Bytes up to which glibc may keep a freed block in its heap, whose pages the next step finds again."""
 
 
 def options(stage: int, elements: int, *, is_fp32: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,6 +141,9 @@ def _without_hooks(optimizer: Any) -> Callable[..., None]:
 
     def reduce(*args: Any, **kwargs: Any) -> None:
         optimizer.setup_buckets()
+        for bucket in optimizer.ipg_buckets.values():
+            for memory in bucket.buffer:
+                _take_large_pages(memory)
         reduce_gradients(*args, **kwargs)
 
     return reduce
@@ -196,6 +204,19 @@ def _gather_in_place() -> None:
 
     gather._ortlaunch_original = original  # type: ignore[attr-defined]
     stage_1_and_2.all_gather_dp_groups = gather
+
+
+def _take_large_pages(memory: Tensor) -> None:
+    """Asks Linux for large pages where a new bucket is a mapping of its own: small ones take longer than the copy.
+
+    Copying 57 MB into a new bucket took 41 ms of processor time by small pages and 12 ms by large ones.
+    """
+    if type(memory) is not Tensor or memory.nbytes <= _LARGEST_IN_HEAP or not sys.platform.startswith("linux"):
+        return
+    begin = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (memory.data_ptr() + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    # A system that refuses has small pages, which are right as well.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
 
 
 def _nothing(*_: Any) -> None:
