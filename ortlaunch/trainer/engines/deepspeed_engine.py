@@ -63,7 +63,7 @@ class DeepSpeedEngine(Engine):
                 model=inner,
                 optimizer=self._optimizer,
                 lr_scheduler=self._scheduler,
-                config=deepspeed_config(config, cfg, sum(one.numel() for one in self._parameters)),
+                config=deepspeed_config(config, cfg, sum(one.numel() for one in self._parameters), workers.device),
                 dist_init_required=False,
             )
         zero_copies.spare_copies(self._engine.optimizer)
@@ -147,7 +147,7 @@ class DeepSpeedEngine(Engine):
         return deepspeed_state.weights(self._engine, is_first=self._is_first)
 
 
-def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int) -> dict[str, Any]:
+def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int, device: torch.device) -> dict[str, Any]:
     """DeepSpeed's configuration for this run, with the user's ``trainer.config`` merged over it.
 
     https://www.deepspeed.ai/docs/config-json/
@@ -156,9 +156,10 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int) -> dic
         config: the run's configuration.
         cfg: its part for the trainer.
         elements: of all gradients together.
+        device: the workers'.
     """
     is_fp32 = config.train.precision is Precision.fp32
-    general, zero = zero_copies.options(cfg.zero_stage, elements, is_fp32=is_fp32)
+    general, zero = zero_copies.options(cfg.zero_stage, elements, device, is_fp32=is_fp32)
     generated = {
         **general,
         "train_micro_batch_size_per_gpu": config.train.batch_size,

@@ -24,18 +24,19 @@ _LARGEST_IN_HEAP = 32 * 2**20
 """Bytes up to which glibc may keep a freed block in its heap, whose pages the next step finds again."""
 
 
-def options(stage: int, elements: int, *, is_fp32: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """DeepSpeed's options with which ZeRO 1 and 2 need fewer copies.
+def options(stage: int, elements: int, device: torch.device, *, is_fp32: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """DeepSpeed's options with which ZeRO 1 and 2 need fewer copies and less memory on the CPU.
 
     Args:
         stage: ZeRO's stage.
         elements: of all gradients together.
+        device: the workers'; on a GPU DeepSpeed's own options stay.
         is_fp32: whether the run trains in fp32.
 
     Returns:
         Keys for DeepSpeed's configuration, and keys for its ``zero_optimization``.
     """
-    if stage not in (1, 2):
+    if stage not in (1, 2) or device.type != "cpu":
         return {}, {}
     # DeepSpeed makes a bucket in every step. Two gigabytes are always mapped anew, and their pages are too.
     zero: dict[str, Any] = {"reduce_bucket_size": max(1, min(elements, _LARGEST_BUCKET))}
