@@ -176,11 +176,13 @@ def test_weights_without_gradients_do_not_decay_under_ort_and_ddp(
 
 def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     chosen = config("trainer=deepspeed", "trainer.zero_stage=2", "+trainer.config.zero_optimization.overlap_comm=true")
-    generated = deepspeed_config(chosen, chosen.trainer)
+    generated = deepspeed_config(chosen, chosen.trainer, 1000, torch.device("cpu"))
     assert generated["timers"] == {"throughput": {"enabled": False}}
     assert generated["wall_clock_breakdown"] is False
+    on_gpu = deepspeed_config(chosen, chosen.trainer, 1000, torch.device("cuda"))
+    assert on_gpu["zero_optimization"] == {"stage": 2, "overlap_comm": True}
     # What the user adds is merged, not put in place of the generated part.
-    assert generated["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert generated["zero_optimization"] == {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 1000}
 
 
 @pytest.mark.ort

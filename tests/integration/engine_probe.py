@@ -59,6 +59,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     step(engine, config, workers, 6)
     return {
         "collectives": counts,
+        "moved": moved,
         "finite": all(bool(weight.isfinite().all()) for weight in moved),
         "kept": all(torch.equal(*pair) for pair in zip(before, after_bad, strict=True)),
         "kept afterwards": all(torch.equal(*pair) for pair in zip(before, weights(engine), strict=True)),

@@ -17,6 +17,11 @@ def _case(trainer: str, stage: int | None, precision: str, *more: str) -> str:
     return ",".join([f"trainer={trainer}", *zero, f"train.precision={precision}", "train.grad_accumulation=3", *more])
 
 
+# With several buckets, DeepSpeed copies gradients as it does by itself; the model has 19,210 weights.
+_OWN = (
+    *("+trainer.config.zero_optimization.reduce_scatter=true", "+trainer.config.prescale_gradients=false"),
+    "+trainer.config.zero_optimization.reduce_bucket_size=17000",
+)
 _FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 # Two of them in the model.
 _BLOCKS = ("backend=eager", "trainer.blocks=Linear")
@@ -40,6 +45,7 @@ CASES = runnable(
             # DeepSpeed runs fp16 only on processors with instructions for it, and not at stage 0.
             if p != "fp16" or (_FP16 and stage > 0)
         },
+        "zero1-own": _case("deepspeed", 1, "fp32", "backend=eager", *_OWN),
         # Refused on the CPU, where there is nothing to move; the way through DeepSpeed is the same as from a GPU.
         **{
             f"zero{stage}-offload": _case("deepspeed", stage, "fp32", "backend=eager", "trainer.offload_optimizer=true")
@@ -101,3 +107,8 @@ def test_every_worker_knows_of_it_and_the_right_one_is_to_blame(
     else:
         assert (good, bad) == ((0, 5), (5, 5))
         assert [rank["known_discarded"] for rank in probed[name]] == [True, True]
+
+
+def test_zero_1_on_the_cpu_takes_the_steps_of_deepspeeds_own_way(probed: dict[str, list[dict[str, Any]]]) -> None:
+    for ours, own in zip(probed["zero1-fp32"], probed["zero1-own"], strict=True):
+        assert all(torch.equal(*pair) for pair in zip(ours["moved"], own["moved"], strict=True))

@@ -20,6 +20,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.engines import zero_copies
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept
@@ -62,9 +63,10 @@ class DeepSpeedEngine(Engine):
                 model=inner,
                 optimizer=self._optimizer,
                 lr_scheduler=self._scheduler,
-                config=deepspeed_config(config, cfg),
+                config=deepspeed_config(config, cfg, sum(one.numel() for one in self._parameters), workers.device),
                 dist_init_required=False,
             )
+        zero_copies.spare_copies(self._engine.optimizer)
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
@@ -145,16 +147,25 @@ class DeepSpeedEngine(Engine):
         return deepspeed_state.weights(self._engine, is_first=self._is_first)
 
 
-def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
+def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int, device: torch.device) -> dict[str, Any]:
     """DeepSpeed's configuration for this run, with the user's ``trainer.config`` merged over it.
 
     https://www.deepspeed.ai/docs/config-json/
+
+    Args:
+        config: the run's configuration.
+        cfg: its part for the trainer.
+        elements: of all gradients together.
+        device: the workers'.
     """
+    is_fp32 = config.train.precision is Precision.fp32
+    general, zero = zero_copies.options(cfg.zero_stage, elements, device, is_fp32=is_fp32)
     generated = {
+        **general,
         "train_micro_batch_size_per_gpu": config.train.batch_size,
         "gradient_accumulation_steps": config.train.grad_accumulation,
         "gradient_clipping": 0.0 if _is_plain(config, cfg) else config.train.clip_grad_norm or 0.0,
-        "zero_optimization": _zero(cfg),
+        "zero_optimization": {**_zero(cfg), **zero},
         "bf16": {"enabled": config.train.precision is Precision.bf16},
         "fp16": {"enabled": config.train.precision is Precision.fp16},
         # The optimizers are torch's own, on the CPU too. DeepSpeed has not tested all of them.
