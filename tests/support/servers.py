@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,14 +24,26 @@ from urllib.request import Request, urlopen
 
 from tests.support.needs import needs
 
-START_SECONDS = 60
+START_SECONDS = 150
+"""A start is seconds of processor time, which other tests may want too."""
+_FIRST_PORT = 12_000
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback address that nobody listens on.
+
+    It is one that the kernel gives nobody who asks for any port, as each connection of another test does.
+    """
+    while True:
+        port = random.randrange(_FIRST_PORT, _given_ports()[0])
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _given_ports() -> tuple[int, ...]:
+    """The first and the last port of those that the kernel gives by itself."""
+    return tuple(map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
 
 
 class Server:
@@ -83,7 +96,7 @@ class Server:
         """It is gone."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def _plain(self) -> list[str]:
