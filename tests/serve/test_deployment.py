@@ -13,7 +13,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,9 @@ from tests.launch.follow.conftest import Maker
 from tests.support.browser import CHROMIUM, Visit
 from tests.support.certificates import self_signed
 from tests.support.needs import needs
+from tests.support.servers import free_port
 from tests.support.service import PASSWORD, Answer, Server, cookie_of, start
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.nightly
 NAME = "runs.example.org"
@@ -60,12 +61,6 @@ def visit_of(browser: Browser) -> Visit:
     visit = Visit(context.new_page())
     visit.listen()
     return visit
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def ask(port: int, method: str, path: str, body: Any = None, *, source: str = "127.0.0.1", **headers: str) -> Answer:
@@ -132,10 +127,7 @@ def nginx(folder: Path, block: str) -> Iterator[None]:
 
 
 def wait_for(holds: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(holds)
 
 
 def open_port(port: int) -> bool:
