@@ -22,7 +22,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.run.state import OUTAGE_TAG
 from tests.support.stand_in import start
 
-SECONDS = 60
+SECONDS = 150
 NOBODY = ("tracking.uri=http://127.0.0.1:9", "tracking.flush_seconds=50")
 """A tracking server that does not answer, so that the launcher waits for it."""
 

@@ -66,7 +66,9 @@ def visit_of(browser: Browser) -> Visit:
 def ask(port: int, method: str, path: str, body: Any = None, *, source: str = "127.0.0.1", **headers: str) -> Answer:
     """A request over TLS, from an address of this machine."""
     context = ssl._create_unverified_context()
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context, source_address=(source, 0))
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=200, context=context, source_address=(source, 0)
+    )
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), sent)
@@ -78,7 +80,7 @@ def ask(port: int, method: str, path: str, body: Any = None, *, source: str = "1
 
 def plainly(port: int, body: Any, source: str, **headers: str) -> Answer:
     """A login that does not come by the proxy."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(source, 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200, source_address=(source, 0))
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
         connection.request("POST", "/api/session", json.dumps(body), sent)

@@ -143,7 +143,7 @@ def between(uri: str, before: Callable[[str], None]) -> Iterator[str]:
             headers = {name: self.headers[name] for name in names if name in self.headers}
             request = Request(uri + self.path, body or None, headers, method=self.command)
             try:
-                with urlopen(request, timeout=30) as answer:
+                with urlopen(request, timeout=200) as answer:
                     status, text = answer.status, answer.read()
             except HTTPError as error:
                 status, text = error.code, error.read()

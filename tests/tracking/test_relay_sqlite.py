@@ -192,7 +192,7 @@ def test_killed_relay_goes_on_without_doubles(store: MlflowConfig, new_run: NewR
             assert process.poll() is None and time.monotonic() < deadline, process.stdout and process.stdout.read()
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         offsets.append(json.loads(state.read_text())["offset"])
     size = (run_dir / "journal.jsonl").stat().st_size
     assert 0 < offsets[0] < offsets[1] < size, "both kills must have come between batches"

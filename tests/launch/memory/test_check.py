@@ -22,7 +22,7 @@ from tests.support.cli import answer
 from tests.support.stand_in import KEYS, start
 from tests.support.waiting import until
 
-SECONDS = 60
+SECONDS = 150
 WORDS = (*KEYS, "device=cpu", "tracking=none")
 HUGE = 2**49
 LINE = "the run does not fit into memory: 1 worker on a machine take"
