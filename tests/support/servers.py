@@ -26,7 +26,7 @@ from tests.support.needs import needs
 
 START_SECONDS = 150
 """A start is seconds of processor time, which other tests may want too."""
-_FIRST_PORT = 12_000
+_FIRST_PORT = 24_000
 
 
 def free_port() -> int:
