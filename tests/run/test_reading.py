@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from ortlaunch.base.reading import (
 from ortlaunch.run import failure, manifest, sweep
 from ortlaunch.run.events import decode
 from ortlaunch.run.journal import iterate, read_chunk
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, runs_below
 from ortlaunch.run.settings import read_settings
 from ortlaunch.run.state import RunState, number
 
@@ -65,6 +66,19 @@ def test_threads_that_write_one_file_at_once_replace_it_by_whole_ones(tmp_path: 
         for one in writers:
             one.result()
     assert seen <= set(contents) and [one.name for one in tmp_path.iterdir()] == ["index.json"]
+
+
+def test_folders_that_go_while_runs_are_looked_for_are_passed_over(tmp_path: Path) -> None:
+    """As old checkpoints do while a run trains."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "journal.jsonl").touch()
+    found = runs_below(tmp_path)
+    first = next(found).path
+    others = [path for path in tmp_path.iterdir() if path != first]
+    for path in (first / "checkpoints", others[0]):
+        shutil.rmtree(path)
+    assert [run.path for run in found] == others[1:]
 
 
 def test_a_fifo_is_not_waited_for(fifo: Path, tmp_path: Path) -> None:
