@@ -34,16 +34,13 @@ def free_port() -> int:
 
     It is one that the kernel gives nobody who asks for any port, as each connection of another test does.
     """
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    last = given if given > _FIRST_PORT else 2 * _FIRST_PORT
     while True:
-        port = random.randrange(_FIRST_PORT, _given_ports()[0])
+        port = random.randrange(_FIRST_PORT, last)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def _given_ports() -> tuple[int, ...]:
-    """The first and the last port of those that the kernel gives by itself."""
-    return tuple(map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
 
 
 class Server:
