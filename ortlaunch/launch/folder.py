@@ -47,7 +47,7 @@ def written(plan: LaunchPlan) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if plan.attempt == 0 and not plan.journal.exists():
+        if plan.attempt == 0 and not (plan.journal.exists() and plan.journal.stat().st_size):
             shutil.rmtree(plan.run_dir, ignore_errors=True)
         raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 

@@ -147,6 +147,13 @@ def test_a_tracker_that_is_away_is_told_while_the_run_goes_on(tmp_path: Path, ca
     assert f"MLflow does not have it: ortlaunch sync {run.path}" in capsys.readouterr().out
 
 
+def test_a_launcher_is_known_by_its_open_journal_from_the_first_moment_on(tmp_path: Path) -> None:
+    """`cancel` would refuse to stop the run otherwise: the process that launcher.json names may be any other."""
+    process = start(tmp_path, 1, "tells_of_its_journal", "tracking=none")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "") and "journal open: True\n" in out, out
+
+
 def test_a_worker_is_never_ahead_of_the_launcher(tmp_path: Path) -> None:
     """What it has journalled before the launcher watches it is shown too, and counts as its first step."""
     process = start(tmp_path, 3, "late_watch", "tracking=none")

@@ -19,6 +19,8 @@ from ortlaunch import cli
 from ortlaunch.launch import outages
 from ortlaunch.launch.local import launcher, run
 from ortlaunch.launch.plan import NodePart, Start
+from ortlaunch.run.identity import has_open
+from ortlaunch.run.run import Run
 from tests.support.environment import environment
 
 _PATIENCE = 50.0
@@ -99,6 +101,17 @@ def hanging_start() -> None:
         time.sleep(_PATIENCE)
 
     run.write_run_folder, run.StopFlag = hangs, _Flag
+
+
+def tells_of_its_journal() -> None:
+    """The launcher says whether its journal is open before it tells others of itself."""
+    note = Run.note_launcher
+
+    def telling(files: Run) -> None:
+        print("journal open:", has_open(os.getpid(), files.journal_file), flush=True)
+        note(files)
+
+    Run.note_launcher = telling
 
 
 def late_watch() -> None:

@@ -78,8 +78,9 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
         try:
             with written(plan):
                 write_run_folder(plan, config, arguments, part.start)
-                plan.files.note_launcher()
+                # It is open when others learn of this process: by that they know the run's launcher.
                 journal = plan.files.journal(is_patient=True)
+                plan.files.note_launcher()
             journal_start(journal, plan, config)
             say_notes(plan, config)
             return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
