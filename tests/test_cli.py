@@ -352,7 +352,7 @@ def test_a_working_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     gone.mkdir()
     odd.mkdir()
     shell = f'cd {gone} && rmdir {gone} && exec "{sys.executable}" -m ortlaunch jobs'
-    deleted = subprocess.run(["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60)
+    deleted = subprocess.run(["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=200)
     assert (deleted.returncode, deleted.stdout) == (2, "")
     assert "ortlaunch: the working folder cannot be used (No such file or directory)" in deleted.stderr
     assert "Traceback" not in deleted.stderr

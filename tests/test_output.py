@@ -31,7 +31,7 @@ output.quiet_library_logs()
 def test_only_what_rank_0_prints_reaches_the_terminal(tmp_path: Path, which: str, terminal: str) -> None:
     log = tmp_path / "rank.log"
     result = subprocess.run(
-        [sys.executable, "-c", CODE, str(log), which], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", CODE, str(log), which], capture_output=True, text=True, timeout=200, check=True
     )
     assert result.stdout == terminal
     assert result.stderr == ""
@@ -52,7 +52,7 @@ def test_libraries_that_log_to_standard_output_are_moved(tmp_path: Path) -> None
         """
     )
     log = tmp_path / "rank.log"
-    result = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, log.read_text()
     assert result.stdout == ""
     assert "a banner" in log.read_text()
@@ -66,7 +66,7 @@ def command(redirection: str, *words: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 
@@ -81,7 +81,7 @@ def test_a_pipe_that_nobody_reads_ends_what_only_shows_something(words: list[str
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     os.close(write)
     assert (process.returncode, process.stderr) == (code, "")
@@ -123,6 +123,6 @@ os._exit(7)
     read, write = os.pipe()
     os.close(read)
     log = tmp_path / "rank.log"
-    process = subprocess.run([sys.executable, "-c", code, str(log), which], stdout=write, timeout=60)
+    process = subprocess.run([sys.executable, "-c", code, str(log), which], stdout=write, timeout=200)
     os.close(write)
     assert (process.returncode, log.read_text()) == (7, "before\n")

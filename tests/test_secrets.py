@@ -138,9 +138,9 @@ def test_what_is_hidden_twice_stays_the_same() -> None:
 
 def test_a_long_text_takes_little_time() -> None:
     text = "    def f(self, x_y: int = 3) -> None:  # some-thing/else, http://host/x\n" * 5000
-    began = time.perf_counter()
+    began = time.process_time()
     without_secrets(text, {})
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_hidden_value_is_known_again() -> None:

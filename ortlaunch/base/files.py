@@ -28,9 +28,10 @@ def replace(path: Path, content: bytes, mode: int | None = None) -> None:
     Raises:
         OSError: the file cannot be written. The old file is unchanged, and no partial file remains.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # Threads of one process, and processes of two containers with the same id, may write the same file at once.
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        # The name can be guessed. A link that somebody has made under it is removed and never written through.
+        # A link that somebody has made under this name is removed and never written through.
         partial.unlink(missing_ok=True)
         with open(os.open(partial, _NEW, _MODE if mode is None else mode), "wb") as file:
             file.write(content)

@@ -47,7 +47,7 @@ def written(plan: LaunchPlan) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if plan.attempt == 0 and not plan.journal.exists():
+        if plan.attempt == 0 and not (plan.journal.exists() and plan.journal.stat().st_size):
             shutil.rmtree(plan.run_dir, ignore_errors=True)
         raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
@@ -79,6 +79,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
         for path, aside in kept.items():
             with suppress(OSError):
                 aside.replace(path)
+                aside.unlink(missing_ok=True)  # Two links to one file are left as they are by the line above.
         raise
     if plan.attempt:
         plan.stop_file.unlink(missing_ok=True)
@@ -177,6 +178,9 @@ def restore_configuration(run: Run, attempt: int) -> None:
 def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:
     """Moves the files of the earlier attempt aside, so that they are not taken for those of this one.
 
+    Those that this attempt writes anew stay in their places until they are replaced, because others read them at any
+    moment, and a folder without a configuration is no run to them.
+
     Returns:
         The place of each file, and where it is now.
     """
@@ -187,8 +191,19 @@ def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:
     of_attempt = (*scripts, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
     moved = {path: kept / path.name for path in (*files.records, *of_attempt, *files.torchrun_logs()) if path.exists()}
     for path, aside in moved.items():
-        path.replace(aside)
+        if path not in files.records or path == files.patch_file or not _link(path, aside):
+            path.replace(aside)
     return moved
+
+
+def _link(path: Path, second: Path) -> bool:
+    """Gives a file a second name; returns False where its file system has no hard links."""
+    try:
+        second.unlink(missing_ok=True)
+        second.hardlink_to(path)
+    except OSError:
+        return False
+    return True
 
 
 def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:

@@ -22,6 +22,7 @@ SILENT_SECONDS = 1800.0
 """A launcher of an older release on another machine counts as gone after this time without a sign of life."""
 _FRESH_SECONDS = 30.0
 """For this long, a run without a launcher's file, or without the workers' lock, may be about to begin."""
+_QUESTION_SECONDS = 0.2
 
 
 class Alive(Enum):
@@ -100,7 +101,8 @@ def has_workers(run: Run, wait_seconds: float = 0.0) -> bool:
 def _have_lock(run: Run, wait_seconds: float) -> bool:
     if not run.workers_lock.exists():
         return False
-    with exclusive(run.workers_lock, wait_seconds) as free:
+    # Others who ask at this moment hold the lock too, for as long as their question takes.
+    with exclusive(run.workers_lock, max(wait_seconds, _QUESTION_SECONDS)) as free:
         return not free
 
 

@@ -7,6 +7,7 @@ reads. A path is a property; what reads a file is a method. This module imports 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -497,7 +498,8 @@ class Run:
 
 def runs_below(folder: Path) -> Iterator[Run]:
     """The runs and sweeps in a folder and in all folders below it."""
-    return (Run(journal.parent) for journal in folder.rglob(Run(folder).journal_file.name))
+    # Folders that a training removes at this moment, such as an old checkpoint's, are passed over.
+    return (Run(Path(place)) for place, _, names in os.walk(folder) if Run(folder).journal_file.name in names)
 
 
 def job_key(job: dict[str, Any] | None) -> str | None:

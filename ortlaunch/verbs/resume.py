@@ -215,7 +215,7 @@ def _is_over(job: str, run: Run) -> bool:
 def _stored_config(run_dir: Path) -> Config:
     run = Run(run_dir)
     path = run.config_file
-    # Another launcher moves the files of the attempt before aside, and writes its own at once.
+    # Without hard links, another launcher moves the files of the attempt before aside, and writes its own at once.
     until = time.monotonic() + _REWRITTEN_SECONDS
     while run.journal_file.is_file() and not path.is_file() and time.monotonic() < until:
         time.sleep(0.02)

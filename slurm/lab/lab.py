@@ -33,7 +33,7 @@ from files import DATABASE_SQL, Lab, gres_conf, hosts, slurm_conf, slurmdbd_conf
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
 _DAEMONS = ("munged", "slurmctld", "slurmdbd", "mariadbd")
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 
 
 class LabError(Exception):

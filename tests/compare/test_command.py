@@ -260,7 +260,7 @@ def test_command_prints_nothing_but_the_comparison(store: MlflowConfig, runs: di
     code = "import sys; from ortlaunch.compare.command import main; sys.exit(main(sys.argv[1:], '', 'bench'))"
     command = [sys.executable, "-c", code, "--uri", store.uri, "--format", "json"]
     paths = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=paths)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path, env=paths)
     assert done.returncode == 0 and done.stderr == "" and len(json.loads(done.stdout)["runs"]) == 5
     assert list(tmp_path.iterdir()) == [], "neither telemetry nor a default database"
 

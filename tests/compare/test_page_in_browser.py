@@ -14,8 +14,9 @@ from mlflow.entities import Metric
 
 from ortlaunch.compare.command import main
 from ortlaunch.config.schema import MlflowConfig
-from tests.support.browser import visiting
+from tests.support.browser import Visit, visiting
 from tests.support.servers import serving
+from tests.support.waiting import until
 
 COLOURS = [(0x2F, 0x7E, 0xD8), (0xE0, 0x7B, 0x00), (0x2A, 0x9D, 0x55)]
 """Of the first three groups."""
@@ -43,8 +44,6 @@ HOLES = """
   return Math.max(...found.slice(1).map((column, n) => column - found[n])) / (found.at(-1) - found[0]);
 })"""
 """How much of a curve's width, in each plot, its widest hole takes."""
-SETTLED = 300
-"""Milliseconds after which a click has been drawn."""
 
 
 @dataclass
@@ -76,6 +75,19 @@ def site() -> Iterator[Site]:
         yield site
 
 
+def drawn_pixels(visit: Visit, holds: Callable[[list[int]], bool]) -> list[list[int]]:
+    """How many pixels of each colour every plot has, once something holds for all: a page draws when it has time."""
+    found: list[list[int]] = []
+
+    def look() -> bool:
+        visit.page.wait_for_timeout(100)
+        found[:] = visit.page.evaluate(COUNTED, COLOURS)
+        return bool(found) and all(map(holds, found))
+
+    until(look, said=lambda: found)
+    return found
+
+
 def test_three_curves_are_drawn_and_can_be_hidden(
     store: MlflowConfig, make: Callable[..., str], experiment: str, tmp_path: Path, site: Site
 ) -> None:
@@ -92,9 +104,8 @@ def test_three_curves_are_drawn_and_can_be_hidden(
     with visiting(width=1400, height=1200) as visit:
         visit.page.goto(site.url)
         boxes = visit.page.locator("#runs input")
-        for _ in range(3):  # As it is, without the second, and with it again.
-            visit.page.wait_for_timeout(SETTLED)
-            counts.append(visit.page.evaluate(COUNTED, COLOURS))
+        for is_whole in (True, False, True):  # As it is, without the second, and with it again.
+            counts.append(drawn_pixels(visit, lambda found, is_whole=is_whole: (found[1] > 0) is is_whole))
             boxes.nth(1).click()
         titles = visit.page.locator("h3").all_text_contents()
         labels = visit.page.locator("#runs label").all_text_contents()
@@ -131,7 +142,7 @@ def test_no_line_crosses_the_pause_before_a_run_was_resumed(
     site.page = page.read_bytes()
     with visiting() as visit:
         visit.page.goto(site.url)
-        visit.page.wait_for_timeout(SETTLED)
+        drawn_pixels(visit, lambda found: found[1] > 0)
         (steps, times_whole), (steps_resumed, times_resumed) = (visit.page.evaluate(HOLES, c) for c in COLOURS[:2])
         hint = visit.page.locator("p", has_text="Drag to zoom").text_content()
     assert visit.errors == []

@@ -41,7 +41,7 @@ def test_a_worker_imports_nothing_that_it_does_not_need(trainer: Trainer[Any]) -
         f"all['{trainer.name}'].import_packages(); "
         f"assert 'mlflow' not in sys.modules and set(all['{trainer.name}'].packages) <= set(sys.modules); import mlflow"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200, capture_output=True)
 
 
 def test_no_module_but_its_own_knows_a_trainer_by_its_class() -> None:

@@ -97,7 +97,7 @@ def test_digits_do_not_import_scikit_learn() -> None:
     script = (
         "import sys; from ortlaunch.data.sources import digits; digits._load(); assert 'sklearn' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
 
 
 def test_digits_without_scikit_learn_name_the_extra(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ if sys.argv[1] == "raise":
 print("done", flush=True)
 """
 
-PATIENCE = 60
+PATIENCE = 200
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def test_the_health_check_of_the_server_is_its_answer(status: int, healthy: bool
     assert command == "python3"
     with serving(Handler) as address:
         words = [word.replace("http://127.0.0.1:5000", address) for word in words]
-        result = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=30)
+        result = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
     assert (result.returncode == 0) is healthy, result.stderr
 
 

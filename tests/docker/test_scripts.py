@@ -22,7 +22,7 @@ def run(script: str, *arguments: str, path: Path | None = None, **variables: str
     folders = [str(path)] if path else []
     environment = {"PATH": ":".join([*folders, "/usr/bin", "/bin"]), **variables}
     command = [str(DOCKER / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_what_try_starts_it_ends(tmp_path: Path, fails: str, code: int) -> None:
     engine.chmod(0o755)
     command = [str(DOCKER / "try.sh"), "--build-arg", "A=b"]
     environment = {"PATH": "/usr/bin:/bin", "ENGINE": str(engine)}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert result.returncode == code, result.stderr
     first, *_, last = result.stdout.splitlines()
     assert first == "build --file docker/Dockerfile.cpu --tag ortlaunch:cpu --build-arg A=b ."

@@ -29,7 +29,7 @@ def check_of(port: int) -> int:
     address = f"http://{LOOPBACK}:{DEFAULT_PORT}/health"
     assert sum(address in word for word in words) == 1
     words = [word.replace(address, f"http://{LOOPBACK}:{port}/health") for word in words]
-    return subprocess.run([sys.executable, *words], capture_output=True, timeout=30, check=False).returncode
+    return subprocess.run([sys.executable, *words], capture_output=True, timeout=200, check=False).returncode
 
 
 def test_the_container_starts_the_service_and_its_check_tells_whether_it_answers(tmp_path: Path) -> None:
@@ -129,6 +129,6 @@ def test_systemd_takes_the_unit(tmp_path: Path, is_whole: bool) -> None:
     text = UNIT.read_text().replace("/opt/ortlaunch/bin/ortlaunch", sys.executable)
     unit = tmp_path / UNIT.name
     unit.write_text(text if is_whole else text.replace("KillMode=", "KillMoode="))
-    result = subprocess.run([program, "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([program, "verify", str(unit)], capture_output=True, text=True, timeout=200, check=False)
     said = [line for line in result.stderr.splitlines() if UNIT.name in line]
     assert (said == []) is is_whole, result.stderr

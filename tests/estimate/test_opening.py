@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ from ortlaunch.launch.memory.request import Request
 MIB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def nothing_to_free() -> None:
+    """What other tests have left in this process is given back before a test measures it, and not meanwhile."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.mark.parametrize("size", [1, 33])
 def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -32,11 +41,12 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     # Few samples, whose order is in memory too.
     data = ("data=text", f"data.path={tmp_path}", "data.seq_len=8192")
     words = ("model=gpt2_nano", *data, "trainer=single", "backend=eager", "device=cpu")
-    ProcessMeter().take_peak()
-    try:
-        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True)).asked()
-    finally:
-        dist.destroy_process_group()
+    for _ in range(2):  # The first time imports what the data needs, which counts too.
+        ProcessMeter().take_peak()
+        try:
+            found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True)).asked()
+        finally:
+            dist.destroy_process_group()
     assert list(found.phases) == [OPENING, "step"]
     assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
 

@@ -32,7 +32,7 @@ WORDS = (
     # Also where the process may run on one core only.
     "launcher.workers_per_node=2",
 )
-SECONDS = 60
+SECONDS = 150
 SHARDED = ("trainer=fsdp", "trainer.blocks=Linear")
 
 
@@ -87,7 +87,8 @@ class Trial:
         time.sleep(self.random.uniform(0, 0.03))
 
     def wait_for(self, condition, pause: float = 0.01) -> None:
-        """Waits for a condition; fails when the run ends or a minute passes before it."""
+        """Waits for a condition; fails when the run ends or some minutes pass before it."""
+        _ = self.run_dir  # Which is waited for as long as a start may take.
         deadline = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < deadline and self.running.process.poll() is None, "too late"

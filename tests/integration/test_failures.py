@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from tests.support.stumbling import NET, WORDS
+from tests.support.waiting import until
 
 NETS = f"""{NET}
 import signal
@@ -78,7 +79,7 @@ def test_mlflow_calls_it_failed_and_keeps_what_was_trained(kind, request, mlflow
 
 @pytest.mark.parametrize("kind", ["raised", "killed"])
 def test_no_process_goes_on(kind, request, leftovers):
-    assert leftovers(request.getfixturevalue(kind).run_dir) == []
+    until(lambda: leftovers(request.getfixturevalue(kind).run_dir) == [])
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.support.stuck import stuck_model
+from tests.support.waiting import until
 
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=20")
 
@@ -29,7 +30,7 @@ def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tm
     assert f"ortlaunch resume {row['run_id']}" in cancelled.stdout
     # cancel has waited for the launcher's end, and for that of the workers with it.
     assert running.process.poll() is not None
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])
     result = running.finish()
     assert (result.returncode, result.status) == (130, "KILLED"), result.report
     assert mlflow_run(result)[1].info.status == "KILLED"
@@ -59,4 +60,4 @@ def test_cancel_at_once_waits_for_no_step(start, launch, tmp_path, leftovers):
     assert "no checkpoint" in cancelled.stdout
     assert running.finish().status == "KILLED"
     assert the_run(launch, tmp_path)["state"] == "killed"
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])

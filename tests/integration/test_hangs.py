@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.stumbling import NET, WORDS
+from tests.support.waiting import until
 
 NETS = f"""{NET}
 import time
@@ -47,7 +48,7 @@ def test_a_worker_that_stands_still_is_named_with_the_stacks_of_all(start, folde
     assert "torch/autograd" in stacks[0]
     assert "sleep_for_ever" not in stacks[0]
     assert result.status == "FAILED"
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])
 
 
 @pytest.mark.nightly
@@ -67,7 +68,7 @@ def test_a_worker_that_is_frozen_is_named(start, folder, leftovers):
     assert f"rank 1 on {socket.gethostname()} failed" in result.stderr
     assert "stopped answering" in result.stderr
     assert (run_dir / "stacks" / "rank-0.txt").is_file()
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])
 
 
 def test_a_lack_of_memory_ends_with_figures_and_advice(launch, folder):

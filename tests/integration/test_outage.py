@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,8 +14,9 @@ import pytest
 
 from tests.integration.conftest import Started, journal, mentioning
 from tests.support.servers import Server, points
+from tests.support.waiting import until
 
-WORDS = ("model=mlp", "backend=eager", "train.log_every=1", "train.save_weights=false", "tracking.timeout_seconds=1")
+WORDS = ("model=mlp", "backend=eager", "train.log_every=1", "train.save_weights=false", "tracking.timeout_seconds=60")
 PASSWORD = "sehr%20geheim"
 
 
@@ -45,10 +45,7 @@ def journalled(run_dir: Path) -> Counter[tuple[str, int, float]]:
 
 
 def reach(run_dir: Path, step: int) -> None:
-    deadline = time.monotonic() + 60
-    while not any(event.get("step", 0) >= step for event in journal(run_dir)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: any(event.get("step", 0) >= step for event in journal(run_dir)))
 
 
 def test_killed_server_and_killed_run_lose_nothing(

@@ -13,6 +13,7 @@ from ortlaunch.run.folders import folder_at
 from tests.integration.conftest import RUN_SECONDS, journal
 from tests.support.servers import silent
 from tests.support.stuck import loading_model, stuck_model
+from tests.support.waiting import until
 
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=50")
 SECONDS = 60
@@ -38,7 +39,7 @@ def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, co
     assert result.status == "KILLED"
     assert mlflow_run(result)[1].info.status == "KILLED"
     assert "Traceback" not in result.stdout + result.stderr
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers, keeps):
     assert "finishing the step and writing a checkpoint (again to stop at once)" in result.stdout
     assert result.status == "KILLED"
     assert "ortlaunch.resumable" not in result.tags
-    assert leftovers(run_dir) == []
+    until(lambda: leftovers(run_dir) == [])
     way_on = f"ortlaunch resume {run_dir}" if keeps else "no checkpoint was written; train.checkpoint_every=N"
     assert f"go on:      {way_on}" in result.stdout
 
@@ -128,7 +129,7 @@ def test_a_stop_before_the_first_step_has_nothing_to_wait_for_and_reads_stopped(
     assert result.status == "KILLED"
     row = look(folder_at(result.run_dir)).row
     assert (row.state.value, row.reason, row.is_over) == ("stopped", "before its first step", True)
-    assert leftovers(result.run_dir) == []
+    until(lambda: leftovers(result.run_dir) == [])
 
 
 @pytest.mark.nightly

@@ -80,7 +80,7 @@ def shown(tmp_path_factory):
         if time.monotonic() > deadline:
             process.kill()
         os.close(main)
-    code = process.wait(timeout=30)
+    code = process.wait(timeout=120)
     text = raw.decode()
     assert code == 0, text
     return Shown(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text), text, folder)

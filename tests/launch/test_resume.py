@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import write_record
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import GROUPS, Config, MlflowConfig, Precision, SlurmConfig
+from ortlaunch.launch import folder
 from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.launch.plan import LaunchPlan, Start
@@ -23,6 +25,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.run.state import FIRST_STEP, RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
+from ortlaunch.verbs import resume as verbs_resume
 from ortlaunch.verbs.resume import _changed, _stored_config, resume
 
 
@@ -110,10 +113,13 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
     assert _changed(stored, changes[5:], tmp_path).data.workers == 1
 
 
-def test_a_configuration_that_another_launcher_writes_at_this_moment_is_waited_for(tmp_path: Path) -> None:
+def test_a_configuration_that_another_launcher_writes_at_this_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = to_config(compose(["model=mlp", "backend=eager", "device=cpu"]))
     with pytest.raises(RequestError, match=r"is no run folder: it has no config\.yaml"):
         _stored_config(tmp_path)
+    monkeypatch.setattr(verbs_resume, "_REWRITTEN_SECONDS", 60.0)
     Run(tmp_path).journal_file.touch()
     writer = threading.Timer(0.3, save_config, (config, tmp_path / "config.yaml"))
     writer.start()
@@ -129,6 +135,28 @@ def test_a_refused_change_leaves_the_run_folder_as_it_is(tmp_path: Path, word: s
         resume([str(tmp_path), "train.steps=200", word])
     assert (tmp_path / "config.yaml").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_run_has_its_configuration_at_every_moment_of_a_launch(
+    stored: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the folder at this moment would take one without it for no run."""
+    run = Run(tmp_path / "default" / "20260101-120000-mlp-aaaaaa")
+    seen: list[bool] = []
+
+    def watched(path: Path, *rest: str, **named: str) -> None:
+        seen.append(run.config_file.is_file() and run.environment_file.is_file())
+        write_record(path, *rest, **named)
+
+    write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1), stored, [], Start(["torchrun"]))
+    before = run.config_file.read_text()
+    monkeypatch.setattr(folder, "write_record", watched)
+    other = _changed(stored, ["train.steps=7"], run.path)
+    for attempt in (1, 1):  # The first of the two may have been killed before it has journalled anything.
+        write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1, attempt=attempt), other, [], Start(["torchrun"]))
+        assert len(seen) >= 4 and all(seen)
+        assert (run.earlier_attempt(1) / "config.yaml").read_text() == before
+        before = run.config_file.read_text()
 
 
 def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:
@@ -263,12 +291,12 @@ def test_fewer_steps_than_the_newest_checkpoint_has_are_refused_before_the_launc
 
 
 def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = stopped.path / "lr=0.1"
-    folder.mkdir()
+    place = stopped.path / "lr=0.1"
+    place.mkdir()
     for path in (stopped.config_file, stopped.claims):
-        path.rename(folder / path.name)
+        path.rename(place / path.name)
     monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
-    assert resume([str(folder)]) == 7
+    assert resume([str(place)]) == 7
     with pytest.raises(RequestError, match="name the run"):
         resume(["train.steps=5"])
 

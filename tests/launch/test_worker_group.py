@@ -12,6 +12,8 @@ import pytest
 from ortlaunch.launch.local import workers
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
+from ortlaunch.run.identity import has_ended
+from tests.support.waiting import until
 
 
 def group_of(folder: Path, script: str) -> WorkerGroup:
@@ -19,12 +21,7 @@ def group_of(folder: Path, script: str) -> WorkerGroup:
 
 
 def first_line(group: WorkerGroup) -> str:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for line in group.lines():
-            return line
-        time.sleep(0.01)
-    raise TimeoutError("no output")
+    return until(lambda: next(group.lines(), ""))
 
 
 def test_what_a_killed_torchrun_leaves_is_ended(tmp_path: Path) -> None:
@@ -35,18 +32,17 @@ def test_what_a_killed_torchrun_leaves_is_ended(tmp_path: Path) -> None:
     group._process.wait()
     assert left.is_running()
     group.kill()
-    psutil.wait_procs([left], timeout=10)
-    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    until(lambda: has_ended(left.pid) or not left.is_running())
 
 
 def test_its_end_cuts_the_wait_short(tmp_path: Path) -> None:
     group, begun = group_of(tmp_path, "exit 3"), time.monotonic()
-    group.wait(60)
+    group.wait(600)
     while group.poll() is None:
-        group.wait(60)
+        group.wait(600)
     assert group.poll() == 3
     assert group._process.stdout is not None and group._process.stdout.closed, "PYTHONWARNINGS=error would say so"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 200
 
 
 def test_another_process_that_has_its_number_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ortlaunch.metrics.nodes import MOST_NODES, Nodes, WorkerLocation
 from ortlaunch.metrics.processes import Usage, read_usage
 from ortlaunch.metrics.system import NODE_FIELDS, WIDTH, Sampler
 from ortlaunch.metrics.worker.memory import memory_metrics
+from tests.support.waiting import PATIENCE, until
 
 TICKS = os.sysconf("SC_CLK_TCK")
 NAN = float("nan")
@@ -100,7 +101,7 @@ def test_work_of_others_is_told_from_the_runs_own() -> None:
     try:
         before = read_usage([mine.pid])
         spent = before.since(before)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         # However busy the machine is with other tests, some time both of them get their turn.
         while min(spent.own, spent.other) < 0.05:
             assert time.monotonic() < deadline, spent
@@ -238,10 +239,7 @@ def test_the_thread_samples_by_itself_and_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(system, "_LEAST_SECONDS", 0.0)
     sampler = Sampler([os.getpid()])
     sampler.start()
-    deadline = time.monotonic() + 20
-    while math.isnan(sampler.window(steady=True, now=False)[1]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not math.isnan(sampler.window(steady=True, now=False)[1]))
     sampler.stop()
     assert sampler._thread is not None
     assert not sampler._thread.is_alive()

@@ -95,7 +95,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environmen
 
 def unresolved(provider: Path) -> set[str]:
     """Names that the dynamic loader does not find by itself."""
-    listing = subprocess.run(["ldd", provider], capture_output=True, text=True, check=True, timeout=60).stdout
+    listing = subprocess.run(["ldd", provider], capture_output=True, text=True, check=True, timeout=200).stdout
     return set(re.findall(r"(\S+) => not found", listing))
 
 

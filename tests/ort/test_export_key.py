@@ -68,7 +68,7 @@ def test_processes_with_other_seeds_of_hashes_have_the_same_key(draw: Draw, tmp_
         )
         for seed in ("1", "4")
     ]
-    one, other = (process.communicate(timeout=100)[0].split() for process in begun)
+    one, other = (process.communicate(timeout=250)[0].split() for process in begun)
     assert [process.returncode for process in begun] == [0, 0]
     assert one[-1] == other[-1]
 

@@ -20,6 +20,7 @@ from ortlaunch.run import claim
 from ortlaunch.run.identity import Process, start_ticks
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
+from tests.support.waiting import until
 
 RACER = """
 import fcntl, os, sys
@@ -81,7 +82,7 @@ def test_of_processes_that_try_at_once_one_has_the_run(run: Run, earlier: int) -
         assert sorted(racer.stdout.readline() for racer in racers) == ["refused\n"] * 3 + ["taken\n"]
     finally:
         for racer in racers:
-            racer.communicate("end\n", timeout=30)
+            racer.communicate("end\n", timeout=120)
 
 
 def of(run: Run, process: Process) -> None:
@@ -155,7 +156,7 @@ def test_renewing_shows_life(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     os.utime(run.claims / "1", (old, old))
     assert mine.keep()
     found = claim.owner(run)
-    assert found is not None and found.quiet_seconds < 5
+    assert found is not None and found.quiet_seconds < 500
 
 
 def test_the_next_instance_of_a_job_takes_over_and_another_job_asks(run: Run) -> None:
@@ -246,10 +247,7 @@ def test_a_claim_is_renewed_through_work_that_takes_long(run: Run, monkeypatch: 
     old = time.time() - 1000
     os.utime(run.claims / "1", (old, old))
     with mine.kept():
-        deadline = time.monotonic() + 10
-        while (run.claims / "1").stat().st_mtime < old + 500:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: (run.claims / "1").stat().st_mtime > old + 500)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 from ortlaunch.run.identity import Process, has_ended, is_alive, start_ticks
+from tests.support.waiting import until
 
 WITHOUT_MAIN_THREAD = """
 import ctypes, os, threading, time
-threading.Thread(target=time.sleep, args=(60,)).start()
+threading.Thread(target=time.sleep, args=(600,)).start()
 print("up", flush=True)
 ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 """
@@ -28,16 +28,12 @@ def test_a_process_lives_until_its_last_thread_has_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", WITHOUT_MAIN_THREAD], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"up\n"
-        ticks, deadline = start_ticks(process.pid), time.monotonic() + 20
-        while state_of(process.pid) != "Z":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        ticks = start_ticks(process.pid)
+        until(lambda: state_of(process.pid) == "Z")
         assert is_alive(process.pid, ticks) and not has_ended(process.pid)
         assert process.poll() is None, "its parent sees the same"
         process.kill()
-        while is_alive(process.pid, ticks):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not is_alive(process.pid, ticks))
         assert process.poll() is not None
     finally:
         process.kill()

@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.locks import exclusive
 from ortlaunch.run import claim
 from ortlaunch.run.identity import Process
 from ortlaunch.run.liveness import SILENT_SECONDS, Alive, has_workers, liveness
@@ -84,6 +86,25 @@ def test_a_worker_elsewhere_that_ended_in_order_is_no_worker_of_the_next_attempt
     assert not has_workers(run)
 
 
+def test_another_who_asks_for_the_workers_is_no_worker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question takes their lock for a moment."""
+    monkeypatch.setattr("ortlaunch.run.liveness._QUESTION_SECONDS", 60.0, raising=False)
+    asking, answered = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with exclusive(run.workers_lock):
+            asking.set()
+            answered.wait(0.1)
+
+    run.workers_lock.touch()
+    other = threading.Thread(target=ask)
+    other.start()
+    asking.wait()
+    assert not has_workers(run)
+    answered.set()
+    other.join()
+
+
 def test_workers_are_found_without_a_lock_by_their_process(run: Run) -> None:
     """A worker that writes its sign of life on a file system where locks hold nothing."""
     run.health.mkdir()
@@ -102,6 +123,6 @@ def test_workers_are_found_without_a_lock_by_their_process(run: Run) -> None:
         run.beat_file(0).write_text(json.dumps(beat | {"pid": os.getpid()}))
         assert not has_workers(run)
     finally:
-        worker.communicate(timeout=30)
+        worker.communicate(timeout=120)
     run.beat_file(0).write_text(json.dumps(beat))
     assert not has_workers(run)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ from ortlaunch.base.reading import (
 from ortlaunch.run import failure, manifest, sweep
 from ortlaunch.run.events import decode
 from ortlaunch.run.journal import iterate, read_chunk
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, runs_below
 from ortlaunch.run.settings import read_settings
 from ortlaunch.run.state import RunState, number
 
@@ -42,6 +45,40 @@ def test_a_reader_of_a_record_that_is_written_again_sees_the_old_one_whole(tmp_p
         assert reader.read() == "old"
     assert path.read_text() == "new"
     assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_threads_that_write_one_file_at_once_replace_it_by_whole_ones(tmp_path: Path) -> None:
+    """As two requests to the service do that find the same index of runs out of date."""
+    path, contents = tmp_path / "index.json", [name * 200_000 for name in "ab"]
+    begin, seen = threading.Barrier(3), set()
+
+    def write(content: str) -> None:
+        begin.wait()
+        for _ in range(50):
+            replace_text(path, content)
+
+    path.write_text(contents[0])
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, content) for content in contents]
+        begin.wait()
+        while not all(one.done() for one in writers):
+            seen.add(path.read_text())
+        for one in writers:
+            one.result()
+    assert seen <= set(contents) and [one.name for one in tmp_path.iterdir()] == ["index.json"]
+
+
+def test_folders_that_go_while_runs_are_looked_for_are_passed_over(tmp_path: Path) -> None:
+    """As old checkpoints do while a run trains."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "journal.jsonl").touch()
+    found = runs_below(tmp_path)
+    first = next(found).path
+    others = [path for path in tmp_path.iterdir() if path != first]
+    for path in (first / "checkpoints", others[0]):
+        shutil.rmtree(path)
+    assert [run.path for run in found] == others[1:]
 
 
 def test_a_fifo_is_not_waited_for(fifo: Path, tmp_path: Path) -> None:
@@ -218,10 +255,13 @@ def test_a_damaged_failure_hides_no_other(tmp_path: Path) -> None:
     assert not failure.is_request(tmp_path)
 
 
-def test_a_link_under_the_name_of_an_unfinished_file_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_under_the_name_of_an_unfinished_file_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "urandom", bytes)
     precious = tmp_path / "precious"
     precious.write_text("kept")
-    (tmp_path / f".job.json.{os.getpid()}").symlink_to(precious)
+    (tmp_path / f".job.json.{bytes(4).hex()}").symlink_to(precious)
     replace_text(tmp_path / "job.json", "{}")
     assert precious.read_text() == "kept" and (tmp_path / "job.json").read_text() == "{}"
     assert not (tmp_path / "job.json").is_symlink()

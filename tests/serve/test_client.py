@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +24,7 @@ from ortlaunch.serve.client.connection import Connection
 from tests.launch.follow.conftest import Maker
 from tests.support.cli import answer
 from tests.support.service import Server, start
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -101,22 +103,26 @@ def test_more_rows_than_one_page_has(ask: Any, monkeypatch: pytest.MonkeyPatch) 
     assert len(names) == 2
 
 
-def test_the_log_of_a_run_that_has_only_begun_is_waited_for(ask: Any, server: Server) -> None:
+def test_the_log_of_a_run_that_has_only_begun_is_waited_for(
+    ask: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive = {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": start_ticks(os.getpid())}
     run = Maker(server.output.parent / "runs")("third", run_id="aaaaa3", step=None, end=None, launcher=alive)
-    deadline = time.monotonic() + 20
-    while ask("status", "aaaaa3").returncode:
-        assert time.monotonic() < deadline
+    until(lambda: ask("status", "aaaaa3").returncode == 0)
+    looks: list[float] = []
 
-    def go_on() -> None:
-        (run / "logs" / "rank-0.log").write_text("hello\n")
-        with Journal(run / "journal.jsonl") as journal:
-            journal.end("FINISHED")
+    def look_again(_seconds: float) -> None:
+        """The command has found no log, or not its end."""
+        looks.append(time.monotonic())
+        if len(looks) == 2:
+            (run / "logs" / "rank-0.log").write_text("hello\n")
+            with Journal(run / "journal.jsonl") as journal:
+                journal.end("FINISHED")
+        time.sleep(0.1)
+        assert looks[-1] - looks[0] < 120
 
-    later = threading.Timer(2, go_on)
-    later.start()
+    monkeypatch.setattr(following, "time", SimpleNamespace(sleep=look_again))
     followed = ask("logs", "aaaaa3", "-f")
-    later.join()
     assert (followed.returncode, followed.stdout) == (0, "hello\n")
     assert followed.stderr == "ortlaunch: the run is running and has no such log yet: waiting for it\n"
     assert ask("logs", "aaaaa3", "--rank", "7", "-f").returncode == 2, "it is over, and no such log will come"

@@ -13,7 +13,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,9 @@ from tests.launch.follow.conftest import Maker
 from tests.support.browser import CHROMIUM, Visit
 from tests.support.certificates import self_signed
 from tests.support.needs import needs
+from tests.support.servers import free_port
 from tests.support.service import PASSWORD, Answer, Server, cookie_of, start
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.nightly
 NAME = "runs.example.org"
@@ -62,16 +63,12 @@ def visit_of(browser: Browser) -> Visit:
     return visit
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def ask(port: int, method: str, path: str, body: Any = None, *, source: str = "127.0.0.1", **headers: str) -> Answer:
     """A request over TLS, from an address of this machine."""
     context = ssl._create_unverified_context()
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context, source_address=(source, 0))
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=200, context=context, source_address=(source, 0)
+    )
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), sent)
@@ -83,7 +80,7 @@ def ask(port: int, method: str, path: str, body: Any = None, *, source: str = "1
 
 def plainly(port: int, body: Any, source: str, **headers: str) -> Answer:
     """A login that does not come by the proxy."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=(source, 0))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200, source_address=(source, 0))
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
         connection.request("POST", "/api/session", json.dumps(body), sent)
@@ -132,10 +129,7 @@ def nginx(folder: Path, block: str) -> Iterator[None]:
 
 
 def wait_for(holds: Any) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(holds)
 
 
 def open_port(port: int) -> bool:

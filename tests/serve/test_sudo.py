@@ -71,7 +71,7 @@ class House:
     def doctor(self) -> str:
         """What the doctor says of the service, as the service's account."""
         words = self.as_user(self.service, self.python, "-c", _DOCTOR)
-        result = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=False, timeout=60)
+        result = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=False, timeout=200)
         assert result.returncode == 0, result.stderr
         return result.stdout
 

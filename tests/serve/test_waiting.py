@@ -20,13 +20,13 @@ def test_one_person_keeps_neither_others_nor_short_requests_waiting() -> None:
 
     def wait(number: int) -> None:
         begun.append(number)
-        assert gate.wait(20)
+        assert gate.wait(200)
 
     async def ask() -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(40):
                 tasks.start_soon(lambda number=number: in_thread(ANN, wait, number, is_long=True))
-            with anyio.fail_after(10):
+            with anyio.fail_after(150):
                 while len(begun) < 3:
                     await anyio.sleep(0.01)
                 assert await in_thread(BOB, len, "long", is_long=True) == 4

@@ -117,7 +117,7 @@ class Server:
             sent["Origin"] = self.url
             if self.cookie:
                 sent |= {"Cookie": f"{COOKIE}={self.cookie}", "X-CSRF-Token": csrf_of(self.cookie)}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), sent)
             found = connection.getresponse()
@@ -134,12 +134,12 @@ class Server:
     def kill(self) -> None:
         """Ends it as a crash does."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def end(self) -> int:
         """Ends it as systemd does, and returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
 def cookie_of(answer: Answer) -> str:
@@ -152,7 +152,7 @@ def cookie_of(answer: Answer) -> str:
 def start(
     folder: Path,
     *arguments: str,
-    wait: float = 60.0,
+    wait: float = 150.0,
     port: int = 0,
     prefix: Sequence[str] = (),
     python: str = sys.executable,

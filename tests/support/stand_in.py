@@ -19,8 +19,11 @@ from ortlaunch import cli
 from ortlaunch.launch import outages
 from ortlaunch.launch.local import launcher, run
 from ortlaunch.launch.plan import NodePart, Start
+from ortlaunch.run.identity import has_open
+from ortlaunch.run.run import Run
 from tests.support.environment import environment
 
+_PATIENCE = 50.0
 KEYS = ("model=mlp", "backend=eager", "trainer=single", "train.steps=1000")
 """Keys of a run that needs no torch to be planned."""
 
@@ -59,16 +62,69 @@ def none() -> None:
     """Disturbs nothing."""
 
 
+class _Flag(run.StopFlag):
+    """The launcher's flag, which this module can look at."""
+
+    latest_one: run.StopFlag
+
+    def __init__(self) -> None:
+        super().__init__()
+        _Flag.latest_one = self
+
+
+def _wait_for_a_request() -> None:
+    """Waits until the launcher was asked to stop, however late the test comes to that."""
+    deadline = time.monotonic() + _PATIENCE
+    while not _Flag.latest_one.count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def slow_start() -> None:
-    """The start takes long, as it does when git or the disk is slow, and says when it begins."""
+    """The start takes until the launcher is asked to stop, as where git or the disk is slow; it says when it begins."""
     write = run.write_run_folder
 
     def slowly(*arguments) -> None:
         print("starting", flush=True)
-        time.sleep(1.0)
+        _wait_for_a_request()
         write(*arguments)
 
-    run.write_run_folder = slowly
+    run.write_run_folder, run.StopFlag = slowly, _Flag
+
+
+def hanging_start() -> None:
+    """The start hangs, and says when it begins and when the launcher was asked to stop."""
+
+    def hangs(*_) -> None:
+        print("starting", flush=True)
+        _wait_for_a_request()
+        print("asked", flush=True)
+        time.sleep(_PATIENCE)
+
+    run.write_run_folder, run.StopFlag = hangs, _Flag
+
+
+def tells_of_its_journal() -> None:
+    """The launcher says whether its journal is open before it tells others of itself."""
+    note = Run.note_launcher
+
+    def telling(files: Run) -> None:
+        print("journal open:", has_open(os.getpid(), files.journal_file), flush=True)
+        note(files)
+
+    Run.note_launcher = telling
+
+
+def late_watch() -> None:
+    """The launcher is so slow that it begins to watch when the worker is done already."""
+    start = run.Display.start
+
+    def late(display: run.Display) -> None:
+        start(display)
+        deadline = time.monotonic() + _PATIENCE
+        while not display._plan.files.is_done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    run.Display.start = late
 
 
 def journal_full_at_the_end() -> None:
@@ -123,15 +179,15 @@ def journal_stale() -> None:
 
 
 def slow_summary() -> None:
-    """The launcher is slow to print its last lines, and says when it begins."""
+    """The launcher prints its last lines only after a request to stop, and says when it begins."""
     summary = run.Display.summary
 
     def slowly(*arguments) -> None:
         print("summing up", flush=True)
-        time.sleep(1.0)
+        _wait_for_a_request()
         summary(*arguments)
 
-    run.Display.summary = slowly
+    run.Display.summary, run.StopFlag = slowly, _Flag
 
 
 def main() -> None:

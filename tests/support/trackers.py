@@ -35,7 +35,7 @@ class KeptSink(Sink):
         if (self.context.run_dir / "mend").exists() or self.cfg.fails != where:
             return
         if where == "hang":
-            time.sleep(60)
+            time.sleep(600)
         raise ConnectionError(f"no answer in {where}, token {self.cfg.api_token}")
 
     def open(self, identity, mark):

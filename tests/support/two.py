@@ -14,7 +14,7 @@ def in_two(worker: Callable[..., None], *arguments: object) -> None:
         for process in processes:
             process.start()
         for process in processes:
-            process.join(120)
+            process.join(250)
             assert process.exitcode == 0
     finally:
         for process in processes:

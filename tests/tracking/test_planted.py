@@ -147,7 +147,7 @@ def test_workers_get_what_the_folder_does_not_hold(left: Path, store: MlflowConf
         assert load_config(Run(left).config_file).model == config.model
     got = tmp_path / "got"
     group = WorkerGroup(Start(["sh", "-c", f"printenv ORTLAUNCH_SECRETS > {got}"], variables), tmp_path / "log", 0.0)
-    group._process.wait(timeout=10)
+    group._process.wait(timeout=100)
     assert json.loads(got.read_text())["model.params.db_pass"] == "x-hunter2"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,15 @@ from ortlaunch.run.run import Run
 from ortlaunch.run.state import OUTAGE_TAG
 from ortlaunch.tracking.relay import Relay, sync
 from tests.support.servers import between
+from tests.support.waiting import PATIENCE, until
 
 NewRun = Callable[..., tuple[Path, Journal]]
+PATIENT = 60
+"""Seconds that a busy machine may need for an answer."""
 
 
 def config(uri: str, timeout_seconds: int = 1) -> MlflowConfig:
+    """A server that does not answer in time counts as away. On a busy machine, a healthy one may need `PATIENT`."""
     return MlflowConfig(uri=uri, timeout_seconds=timeout_seconds)
 
 
@@ -33,14 +38,13 @@ def experiment_of(client: Any, name: str) -> list[str]:
 
 
 def wait_for_offset(run_dir: Path, behind: int) -> int:
-    deadline = time.monotonic() + 60
-    while True:
-        state = run_dir / "relay.json"
-        offset = int(json.loads(state.read_text())["offset"]) if state.exists() else 0
-        if offset > behind:
-            return offset
-        assert time.monotonic() < deadline, (run_dir / "logs" / "relay.log").read_text()
-        time.sleep(0.02)
+    state = run_dir / "relay.json"
+
+    def offset() -> int:
+        return int(json.loads(state.read_text())["offset"]) if state.exists() else 0
+
+    until(lambda: offset() > behind, said=(run_dir / "logs" / "relay.log").read_text)
+    return offset()
 
 
 def test_server_that_was_never_there(server: Any, new_run: NewRun, client: Any, history: Any) -> None:
@@ -57,7 +61,7 @@ def test_server_that_was_never_there(server: Any, new_run: NewRun, client: Any, 
     assert f"ortlaunch sync {run_dir}" in result.message
     assert not sync(run_dir, config(uri)).sent
     server.up()
-    delivered = sync(run_dir, config(uri))
+    delivered = sync(run_dir, config(uri, PATIENT))
     assert delivered.sent and delivered.sent_events == 7
     opened = client(server.uri)
     assert history(opened, delivered.mlflow_run_id, "a") == [(step, step) for step in range(5)]
@@ -83,7 +87,8 @@ def test_outages_lose_and_double_nothing(server: Any, new_run: NewRun, client: A
     offset = wait_for_offset(run_dir, 0)
     server.freeze()
     log_steps(1000)
-    time.sleep(2.5)  # at least one call runs into its time-out; the server finds it when it wakes up
+    # At least one call runs into its time-out; the server finds it when it wakes up.
+    until(relay.outages)
     log_steps(2000)
     server.thaw()
     offset = wait_for_offset(run_dir, offset)
@@ -119,7 +124,7 @@ def test_an_outage_is_told_and_journalled_while_it_lasts(
 
     def journal_until(text: str) -> str:
         """Trains on until something is said; returns the tag."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not any(text in line for line in said):
             assert time.monotonic() < deadline, (said, (run_dir / "logs" / "relay.log").read_text())
             journal.metrics(next(steps), {"a": 1.0})
@@ -141,7 +146,7 @@ def test_an_outage_is_told_and_journalled_while_it_lasts(
     server.up()
     over = journal_until(f"{name} takes events again")
     journal.end("FINISHED")
-    assert relay.finish(60).sent and len(said) == 2
+    assert relay.finish(PATIENCE).sent and len(said) == 2
     (found,) = client(server.uri).search_runs(experiment_of(client(server.uri), "told"))
     assert found.data.tags[OUTAGE_TAG] == over
 
@@ -154,7 +159,7 @@ def test_a_server_that_has_lost_its_runs_gets_them_again(
     sent, journal = new_run("lost", "sent")
     journal.metrics(1, {"a": 1.0})
     journal.end("FINISHED")
-    tracking = {"name": "mlflow", "uri": server.uri, "timeout_seconds": 1}
+    tracking = {"name": "mlflow", "uri": server.uri, "timeout_seconds": PATIENT}
     (sent / "config.yaml").write_text(json.dumps({"experiment": "lost", "tracking": tracking}))
     assert sync_main([str(sent)]) == 0
     run_dir, journal = new_run("lost", "running")
@@ -172,7 +177,7 @@ def test_a_server_that_has_lost_its_runs_gets_them_again(
     server.up()
     journal.metrics(2, {"a": 2.0})
     journal.end("FINISHED")
-    result = relay.finish(60)
+    result = relay.finish(PATIENCE)
     assert result.sent, result.message
     assert history(client(server.uri), result.mlflow_run_id, "a") == [(1, 1.0), (2, 2.0)]
     assert sync_main([str(sent)]) == 0
@@ -190,19 +195,26 @@ def test_run_whose_creation_got_no_answer_is_not_created_twice(server: Any, new_
     opened.create_experiment("late")
     run_dir, journal = new_run("late")
     journal.end("FINISHED")
-    creates = []
+    experiment = opened.get_experiment_by_name("late").experiment_id
+    creates, searches, gave_up = [], [], threading.Event()
 
     def late(path: str) -> None:
-        """Lets the first request to create a run reach the server only after the client gave up on it."""
+        """Lets the first request to create a run reach the server only after the client has given up on it and looked
+        for the run. When it looks again, the run is there."""
         if path.endswith("runs/create"):
             creates.append(path)
             if len(creates) == 1:
-                time.sleep(1.6)
+                gave_up.wait(PATIENCE)
+        elif path.endswith("runs/search") and creates:
+            searches.append(path)
+            if len(searches) > 1:
+                gave_up.set()
+                until(lambda: opened.search_runs([experiment]))
 
     with between(server.uri, late) as uri:
         result = Relay(run_dir, config(uri)).finish(120)
     assert result.sent and len(creates) == 1, result.message
-    runs = opened.search_runs([opened.get_experiment_by_name("late").experiment_id])
+    runs = opened.search_runs([experiment])
     assert [run.info.run_id for run in runs] == [result.mlflow_run_id]
     assert "not sent" in (run_dir / "logs" / "relay.log").read_text(), "the proxy must have been too slow"
 
@@ -215,7 +227,7 @@ def test_a_run_that_logs_all_the_time_is_sent_in_few_requests(
     run_dir, journal = new_run("talkative")
     batches: list[str] = []
     with between(server.uri, lambda path: batches.append(path) if path.endswith("log-batch") else None) as uri:
-        relay = Relay(run_dir, config(uri))
+        relay = Relay(run_dir, config(uri, PATIENT))
         relay.start()
         began = time.monotonic()
         for step in range(200):
@@ -248,7 +260,7 @@ def test_server_limits_are_kept(server: Any, new_run: NewRun, client: Any) -> No
     journal.params({"long": "x" * 6001} | {f"p[{number}]": number for number in range(120)})
     journal.tags({f"t{number}": "1" for number in range(120)})
     journal.metrics(1, {f"m{number}": number for number in range(1100)})
-    result = sync(run_dir, config(server.uri))
+    result = sync(run_dir, config(server.uri, PATIENT))
     run = client(server.uri).get_run(result.mlflow_run_id)
     assert result.sent and result.message == ""
     assert (len(run.data.params), len(run.data.metrics)) == (121, 1100) and run.data.tags["t119"] == "1"

@@ -25,6 +25,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
 from ortlaunch.tracking.state import destination
+from tests.support.waiting import until
 
 ROOT = str(Path(__file__).parents[2])
 NewRun = Callable[..., tuple[Path, Journal]]
@@ -191,7 +192,7 @@ def test_killed_relay_goes_on_without_doubles(store: MlflowConfig, new_run: NewR
             assert process.poll() is None and time.monotonic() < deadline, process.stdout and process.stdout.read()
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=10)
+        process.communicate(timeout=200)
         offsets.append(json.loads(state.read_text())["offset"])
     size = (run_dir / "journal.jsonl").stat().st_size
     assert 0 < offsets[0] < offsets[1] < size, "both kills must have come between batches"
@@ -278,7 +279,9 @@ def test_deleted_run_loses_nothing(store: MlflowConfig, new_run: NewRun, client:
     opened.delete_run(run_id)
     journal.metrics(2, {"a": 2})
     relay = Relay(run_dir, store)
-    result = relay.finish(2)
+    relay.start()
+    until(lambda: "deleted" in (run_dir / "logs" / "relay.log").read_text())
+    result = relay.finish(1)
     assert (result.sent, result.unsent_events) == (False, 1) and "deleted" in result.message
     opened.restore_run(run_id)
     assert sync(run_dir, store).sent
@@ -314,7 +317,10 @@ def test_two_relays_do_not_send_the_same_run(store: MlflowConfig, new_run: NewRu
     run_dir, _ = new_run("busy")
     with exclusive(run_dir / ".relay.lock") as held:
         assert held
-        result = Relay(run_dir, store).finish(1)
+        relay = Relay(run_dir, store)
+        relay.start()
+        until(lambda: "another ortlaunch process" in (run_dir / "logs" / "relay.log").read_text())
+        result = relay.finish(1)
     assert (result.sent, result.unsent_events) == (False, 1) and "another ortlaunch process" in result.message
     assert sync(run_dir, store).sent
 

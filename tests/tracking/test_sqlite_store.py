@@ -28,6 +28,7 @@ from ortlaunch.tracking import make_store, sqlite_store
 from ortlaunch.tracking.sqlite_store import State, look
 from tests.support.cli import ortlaunch
 from tests.support.environment import environment
+from tests.support.waiting import until
 
 NewRun = Callable[..., tuple[Path, Journal]]
 
@@ -40,6 +41,14 @@ def half_made(path: Path) -> None:
     engine = create_sqlalchemy_engine(sqlite_uri(path))
     Base.metadata.create_all(engine)
     engine.dispose()
+
+
+def size_of(path: Path) -> int:
+    """The size of a file that SQLite may remove at any moment, as it does with its journal."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def test_the_newest_revision_is_mlflows_own() -> None:
@@ -58,20 +67,14 @@ def test_no_signal_to_a_run_cuts_off_the_making_of_its_store(tmp_path: Path, mon
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(path)], env=environment(), start_new_session=True, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 60
-    while not any(file.stat().st_size for file in tmp_path.glob(".mlruns.db.new-*")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
+    until(lambda: process.poll() is not None or any(map(size_of, tmp_path.glob(".mlruns.db.new-*"))))
+    assert process.poll() is None
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)
-    assert process.wait(10) and not path.exists(), "it was cut off while the store was being made"
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert process.wait(60) and not path.exists(), "it was cut off while the store was being made"
+    until(path.exists)
     assert look(path).state is State.COMPLETE
-    while (left := list(tmp_path.glob(".mlruns.db.new-*"))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
+    until(lambda: not list(tmp_path.glob(".mlruns.db.new-*")))
 
 
 def test_a_half_made_store_is_named_by_everything_and_repaired(
@@ -171,7 +174,7 @@ def test_a_store_that_cannot_be_made_is_one_line_at_once(tmp_path: Path) -> None
     began = time.monotonic()
     with pytest.raises(OSError, match="Not a directory"):
         sqlite_store.ensure(tmp_path / "file" / "mlruns.db")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 90
 
 
 def test_states_of_other_files(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import create
 from ortlaunch.tracking.destination import destinations_of
+from tests.support.waiting import until
 
 NewRun = Callable[..., tuple[Path, Journal]]
 
@@ -147,14 +148,12 @@ def test_run_without_an_end(
     run_dir, journal = new_run("unended")
     journal.metrics(1, {"a": 1})
     use(run_dir, store)
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         about = {"pid": process.pid, "host": socket.gethostname(), "start_ticks": start_ticks(process.pid)}
         if launcher == "dead":
             process.kill()  # not waited for: a zombie is dead too
-            deadline = time.monotonic() + 5
-            while is_alive(process.pid, about["start_ticks"]) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: not is_alive(process.pid, about["start_ticks"]))
         elif launcher == "another process with its id":
             about["start_ticks"] -= 1
         elif launcher == "elsewhere":
@@ -169,7 +168,7 @@ def test_run_without_an_end(
         assert run.info.end_time == (last if status == "KILLED" else None)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -195,7 +194,7 @@ def test_a_run_that_another_process_is_about_to_launch_again_has_not_ended(new_r
     age(run_dir, 3600)
     run = Run(run_dir)
     run.claims.mkdir()
-    resuming = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    resuming = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         found = {"host": socket.gethostname(), "pid": resuming.pid, "start_ticks": start_ticks(resuming.pid)}
         (run.claims / "1").write_text(json.dumps(asdict(Process.this()) | found))
@@ -203,7 +202,7 @@ def test_a_run_that_another_process_is_about_to_launch_again_has_not_ended(new_r
         assert run.state().ended is None
     finally:
         resuming.kill()
-        resuming.wait(10)
+        resuming.wait(60)
     assert end_if_dead(run_dir) == "was killed"
     owner = claim.owner(run)
     assert owner is not None and owner.is_gone(), "the next resume may take it at once"

@@ -20,11 +20,13 @@ from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.follow.sync import sync_main
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult, sync
 from ortlaunch.tracking.state import Destination
 from ortlaunch.tracking.tensorboard import TensorboardConfig, TensorboardSink
 from tests.support.servers import free_port
+from tests.support.waiting import until
 
 NewRun = Callable[..., tuple[Path, Journal]]
 BOARD = TensorboardConfig()
@@ -149,7 +151,9 @@ def test_a_dead_server_holds_nothing_up_and_sync_brings_it_up_to_date(
     relay.start()
     journal.metrics(1, {"a": 1})
     journal.end("FINISHED")
-    mlflow, board = relay.finish(6).sinks
+    size, state = Run(run_dir).journal_file.stat().st_size, Run(run_dir).tracker_file("tensorboard")
+    until(lambda: state.exists() and json.loads(state.read_text())["offset"] == size)
+    mlflow, board = relay.finish(1).sinks
     assert (mlflow.sent, mlflow.unsent_events, board.sent, board.message) == (False, 3, True, "")
     assert scalars(run_dir, "a") == [(1, 1)]
     configure(run_dir, store)

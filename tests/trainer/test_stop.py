@@ -68,7 +68,7 @@ def test_only_a_request_to_stop_ends_a_process_that_takes_too_long(tmp_path, num
     process = mp.get_context("spawn").Process(target=lingering, args=(str(tmp_path), number))
     process.start()
     try:
-        process.join(60)
+        process.join(200)
         assert process.exitcode == code
     finally:
         process.kill()  # It does not listen to SIGTERM.

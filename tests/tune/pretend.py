@@ -1,7 +1,8 @@
-"""The process of a tuning with pretend trials, which a test kills: ``python -m tests.tune.pretend FILE SECONDS``."""
+"""The process of a tuning with pretend trials, which a test kills: ``python -m tests.tune.pretend FILE COUNT``."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -25,13 +26,14 @@ def machine() -> Machine:
     return Machine(5, AXES, noise=0.0, failing=0.0, hanging=0.0)
 
 
-def searched(notes: Path, pause: float) -> tuple[Finding, Machine]:
-    """A whole search with its notes in a file; each trial takes `pause` seconds."""
+def searched(notes: Path, quick: float = math.inf) -> tuple[Finding, Machine]:
+    """A whole search with its notes in a file; each trial after the first `quick` ones takes ten minutes."""
     made = machine()
     plan = made.plan(BUDGET)
 
     def trial(cell: Cell, effort: Effort) -> Outcome:
-        time.sleep(pause)
+        if len(made.trials) >= quick:
+            time.sleep(600)
         print(f"{effort.stage} {effort.number} {cell}", flush=True)
         return made.trial(cell, effort)
 
@@ -40,4 +42,4 @@ def searched(notes: Path, pause: float) -> tuple[Finding, Machine]:
 
 
 if __name__ == "__main__":
-    searched(Path(sys.argv[1]), float(sys.argv[2]))
+    searched(Path(sys.argv[1]), int(sys.argv[2]))

@@ -254,9 +254,9 @@ def summary(finding: Finding) -> object:
 
 
 def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path) -> None:
-    whole, machine = pretend.searched(tmp_path / "whole", 0.0)
+    whole, machine = pretend.searched(tmp_path / "whole")
     notes = tmp_path / "notes"
-    command = [sys.executable, "-m", "tests.tune.pretend", str(notes), "0.02"]
+    command = [sys.executable, "-m", "tests.tune.pretend", str(notes), "7"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert process.stdout is not None
     for _ in range(7):
@@ -267,7 +267,7 @@ def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path)
     assert 6 <= len(before) < len(machine.trials)
     # A kill may cut a line off; the trial of that line is made again, and no other.
     notes.write_text(notes.read_text()[:-20])
-    finding, again = pretend.searched(notes, 0.0)
+    finding, again = pretend.searched(notes)
     assert summary(finding) == summary(whole)
     assert len(again.trials) == len(machine.trials) - (len(before) - 1)
     assert [json.loads(line)["key"] for line in notes.read_text().splitlines() if line.endswith("}}")][:3] == [

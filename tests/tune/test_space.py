@@ -90,10 +90,10 @@ def test_workers_that_cannot_share_the_batch_are_told_of() -> None:
 
 
 def test_the_divisors_of_a_large_batch_are_found_at_once() -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     found = space("backend=eager", "trainer=single", "train.batch_size=1000000000", hold=("checkpointing",))
     assert {10**9, 5 * 10**8, 1} <= values(found, "micro_batch")
-    assert time.monotonic() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_an_option_that_is_given_twice_counts_twice() -> None:

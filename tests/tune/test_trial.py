@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.run import failure
+from ortlaunch.run.identity import has_ended
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
 from ortlaunch.tune import process
@@ -27,24 +27,15 @@ from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.trial import Trials, outcome_of
 from ortlaunch.tune.watched import End, Watched, _core_seconds, watch
+from tests.support.waiting import until
 
 EFFORT = Effort("short", 0, 2.0, None, 60.0)
 GIB = 2**30
 GRANDCHILD = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "x = bytearray(%d); import time; time.sleep(60)"])
-open("pid", "w").write(str(child.pid))
-child.wait()
+code = "import os, time; print(os.getpid(), file=open('pid', 'w')); x = bytearray(%d); time.sleep(600)"
+subprocess.run([sys.executable, "-c", code])
 """
-
-
-def gone(pid: int) -> bool:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def watched(
@@ -84,16 +75,19 @@ def test_memory_counts_descendants_and_all_are_ended(tmp_path: Path, monkeypatch
     found = watched(tmp_path, monkeypatch, GRANDCHILD % (300 << 20), limit=200 << 20)
     assert found.ended == "out of memory"
     assert found.peak_bytes > 200 << 20
-    assert gone(int((tmp_path / "pid").read_text()))
+    until(lambda: has_ended(int((tmp_path / "pid").read_text())))
 
 
 def test_a_process_that_takes_too_long_is_ended_with_its_descendants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = watched(tmp_path, monkeypatch, GRANDCHILD % 10, timeout=1.0)
+    # A shell is there long before its time is over.
+    command = ["sh", "-c", "sleep 600 & echo $! > pid; wait"]
+    monkeypatch.chdir(tmp_path)
+    found = watch(command, tmp_path / "log", {}, None, 2.0)
     assert found.ended == "time-out"
-    assert found.seconds < 30
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert found.seconds < 200
+    until(lambda: has_ended(int((tmp_path / "pid").read_text())))
 
 
 def test_a_descendant_that_outlives_its_parent_is_none_of_the_others(
@@ -101,7 +95,7 @@ def test_a_descendant_that_outlives_its_parent_is_none_of_the_others(
 ) -> None:
     # As if nobody had waited for it.
     monkeypatch.setattr("ortlaunch.tune.watched._of_children", lambda: 0.0)
-    cores = iter([(0.0, 0.0), (2.0, 2.0)])
+    cores = iter([(0.0, 0.0), (0.5, 0.5)])
     monkeypatch.setattr("ortlaunch.tune.watched._core_seconds", lambda: next(cores))
     monkeypatch.setattr("ortlaunch.tune.watched._GRACE_SECONDS", 0.1)
     found = watched(tmp_path, monkeypatch, "while True: pass", timeout=1.5)
@@ -110,9 +104,10 @@ def test_a_descendant_that_outlives_its_parent_is_none_of_the_others(
 
 
 def test_a_process_that_has_shown_enough_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortlaunch.tune.watched._GRACE_SECONDS", 100.0)
     asks = (
         "import signal, time, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
-        "open('ready', 'w'); time.sleep(60)"
+        "open('ready', 'w'); time.sleep(600)"
     )
     found = watched(tmp_path, monkeypatch, asks, is_enough=(tmp_path / "ready").exists)
     assert (found.ended, found.code) == ("enough", 9)

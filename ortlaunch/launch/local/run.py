@@ -78,8 +78,9 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
         try:
             with written(plan):
                 write_run_folder(plan, config, arguments, part.start)
-                plan.files.note_launcher()
+                # It is open when others learn of this process: by that they know the run's launcher.
                 journal = plan.files.journal(is_patient=True)
+                plan.files.note_launcher()
             journal_start(journal, plan, config)
             say_notes(plan, config)
             return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
@@ -227,13 +228,15 @@ def _run_workers(
     own = {} if own_claim is None else own_claim.environment()
     secrets = trackers.worker_environment(config)
     start = dataclasses.replace(part.start, environment=part.start.environment | own | secrets)
+    # Fast workers journal their first events before the threads below have begun.
+    offset = _size(part.plan.journal)
     group = WorkerGroup(start, part.torchrun_log, started)
     try:
         display.start()
         if relay is not None:
             relay.start()
         outages = None if relay is None else Outages(part.plan.files, relay)
-        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory, outages)
+        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory, outages, offset)
         if outages is not None:
             outages.end()
         # Workers that are ended before their first step, or by this launcher, fail because of that.
@@ -306,13 +309,15 @@ def _watch(
     own_claim: Claim | None,
     memory: Watch,
     outages: Outages | None,
+    offset: int,
 ) -> int:
     """Watches the workers until torchrun ends or the run folder is gone; returns torchrun's exit code.
+
+    Events of the journal are shown from the byte `offset` on.
 
     Raises:
         RequestError: another launcher has taken the run over; nothing more is written.
     """
-    offset = _size(plan.journal)
     gone = Presence(plan.files)
     stopping = _Stopping(group, stop, plan, display, launcher)
     stalls = Stalls(plan.files) if own_claim is not None else None

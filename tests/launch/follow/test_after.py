@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,44 +45,54 @@ def test_a_run_that_has_finished_is_not_waited_for(make_run) -> None:
     assert dependency(["done"], "singleton") == "singleton"
 
 
-def test_this_command_waits_for_a_run_that_goes_on(make_run, alive, capsys) -> None:
+@pytest.fixture
+def at_each_look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls one function after another, each before the command looks once more; the last one again and again."""
+
+    def use(*steps: Callable[[], object]) -> None:
+        left = list(steps)
+        clock = SimpleNamespace(sleep=lambda _seconds: (left.pop(0) if left[1:] else left[0])())
+        monkeypatch.setattr(follow_after, "time", clock)
+
+    return use
+
+
+def test_this_command_waits_for_a_run_that_goes_on(make_run, alive, capsys, at_each_look) -> None:
     run_dir = make_run("going", end=None, launcher=alive)
-    ended = []
+    ended: list[bool] = []
 
     def end() -> None:
-        time.sleep(1)
-        ended.append(time.monotonic())
-        Journal(run_dir / "journal.jsonl").end("FINISHED")
+        assert not ended
+        ended.append(True)
+        with Journal(run_dir / "journal.jsonl") as journal:
+            journal.end("FINISHED")
 
-    ender = threading.Thread(target=end)
-    ender.start()
+    at_each_look(lambda: None, end)
     wait_for(["going"])
-    assert time.monotonic() > ended[0]
-    ender.join()
+    assert ended
     assert capsys.readouterr().out == "waiting for going (000001)\n"
 
 
-def test_the_wait_goes_on_while_the_scheduler_does_not_answer(make_run, squeue_fails, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(follow_after, "_POLL_SECONDS", 0.1)
+def test_the_wait_goes_on_while_the_scheduler_does_not_answer(make_run, squeue_fails, tmp_path, at_each_look) -> None:
     squeue = tmp_path / "bin" / "squeue"
     fails = squeue.read_text()
     squeue.write_text("#!/bin/sh\necho '5|5|N/A|RUNNING|0|1|0:10|1:00:00|N/A|n1|None|/job.sh'\n")
     run_dir = make_run("training", end=None, job={"scheduler": "slurm", "job_id": "5"})
-    ended = []
+    ended: list[bool] = []
 
-    def fail_and_end() -> None:
-        time.sleep(0.5)
+    def fail() -> None:
         squeue.write_text(fails)
         shutil.rmtree(tmp_path / "cache")
-        time.sleep(1)
-        ended.append(time.monotonic())
-        Journal(run_dir / "journal.jsonl").end("FINISHED")
 
-    scheduler = threading.Thread(target=fail_and_end)
-    scheduler.start()
+    def end() -> None:
+        assert not ended
+        ended.append(True)
+        with Journal(run_dir / "journal.jsonl") as journal:
+            journal.end("FINISHED")
+
+    at_each_look(lambda: None, fail, lambda: None, end)
     wait_for(["training"])
-    scheduler.join()
-    assert ended and time.monotonic() > ended[0]
+    assert ended
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])

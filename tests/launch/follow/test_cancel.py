@@ -66,7 +66,7 @@ def named(process: int) -> dict[str, object]:
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has nothing to do with a run."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
@@ -84,7 +84,7 @@ def test_a_process_that_is_no_launcher_is_not_signalled(make_run, bystander) -> 
 def test_the_launcher_of_another_run_is_not_signalled(make_run, tmp_path) -> None:
     other = make_run("other", end=None)
     with (other / "journal.jsonl").open("ab") as journal:
-        process = subprocess.Popen(["sleep", "60"], stdout=journal)
+        process = subprocess.Popen(["sleep", "600"], stdout=journal)
     try:
         make_run("planted", end=None, launcher=named(process.pid))
         with pytest.raises(RequestError, match="is not the launcher"):
@@ -93,8 +93,8 @@ def test_the_launcher_of_another_run_is_not_signalled(make_run, tmp_path) -> Non
         # It is the launcher of the run whose journal it has open.
         (other / "launcher.json").write_text(json.dumps(named(process.pid)))
         threading.Timer(0.5, process.wait).start()
-        assert cancel(["other", "--wait", "10"]) == 0
-        assert process.wait(10) == -signal.SIGINT
+        assert cancel(["other", "--wait", "100"]) == 0
+        assert process.wait(100) == -signal.SIGINT
     finally:
         process.kill()
         process.wait()
@@ -104,7 +104,7 @@ def test_the_launcher_of_another_run_is_not_signalled(make_run, tmp_path) -> Non
 def test_a_process_of_another_user_is_not_signalled(make_run) -> None:
     run_dir = make_run("planted", end=None)
     with (run_dir / "journal.jsonl").open("ab") as journal:
-        process = subprocess.Popen(["sleep", "60"], stdout=journal, user=OTHER_USER, cwd="/")
+        process = subprocess.Popen(["sleep", "600"], stdout=journal, user=OTHER_USER, cwd="/")
     try:
         (run_dir / "launcher.json").write_text(json.dumps(named(process.pid)))
         with pytest.raises(RequestError, match=r"belongs to another user: ask them to cancel the run"):

@@ -20,8 +20,9 @@ from ortlaunch.launch.memory.cache import Change, Estimate
 from ortlaunch.launch.memory.question import key_of
 from tests.support.cli import answer
 from tests.support.stand_in import KEYS, start
+from tests.support.waiting import until
 
-SECONDS = 60
+SECONDS = 150
 WORDS = (*KEYS, "device=cpu", "tracking=none")
 HUGE = 2**49
 LINE = "the run does not fit into memory: 1 worker on a machine take"
@@ -158,17 +159,18 @@ def test_what_a_run_has_measured_is_kept_for_the_next_estimate(here: Path, own_c
     assert Calibration.of(config).near(2**29).runs == 1
 
 
+def estimates_of(launcher: int) -> list[psutil.Process]:
+    return [
+        one
+        for one in psutil.process_iter(["ppid", "cmdline"])
+        if one.info["ppid"] == launcher and "ortlaunch.estimate.process" in (one.info["cmdline"] or [])
+    ]
+
+
 def test_an_estimate_that_hangs_is_ended_with_the_run(here: Path) -> None:
-    (here / "nets.py").write_text("def Net(): ...\n")
+    (here / "nets.py").write_text("import time\ndef Net(): time.sleep(600)\n")
     process = start(here, 10_000, "none", *WORDS, "model=factory", "model.target=nets:Net", "data=digits")
-    deadline = time.monotonic() + SECONDS
-    estimates: list[psutil.Process] = []
-    while not estimates and time.monotonic() < deadline:
-        time.sleep(0.1)
-        for one in psutil.process_iter(["ppid", "cmdline"]):
-            if one.info["ppid"] == process.pid and "ortlaunch.estimate.process" in (one.info["cmdline"] or []):
-                estimates.append(one)
-    (child,) = estimates
+    (child,) = until(lambda: estimates_of(process.pid))
     child.suspend()
     folder = Path(child.cmdline()[-1])
     assert (child.nice(), folder.is_dir()) == (19, True)

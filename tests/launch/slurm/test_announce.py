@@ -31,6 +31,12 @@ def submitted(folder: Path, *words: str) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the process that announces takes a minute for what takes it some seconds."""
+    monkeypatch.setattr("ortlaunch.launch.queue.submission._ANNOUNCE_SECONDS", 250)
+
+
 def test_all_are_sent_and_the_firsts_id_is_said(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 

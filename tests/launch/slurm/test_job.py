@@ -71,7 +71,7 @@ def test_an_attempt_clears_what_the_one_before_said_of_itself(run_dir, capsys):
 @pytest.mark.parametrize("module", ["ortlaunch.launch.slurm.job begin", "ortlaunch.launch.queue.job"])
 def test_a_job_that_begins_on_a_full_disk_says_so_in_one_line(run_dir, module):
     full = ["/bin/sh", "-c", f'ulimit -f 0; exec "$0" -m {module} "$1"', sys.executable, str(run_dir)]
-    done = subprocess.run(full, capture_output=True, text=True, env=environment() | {"SLURM_JOB_ID": "7"}, timeout=60)
+    done = subprocess.run(full, capture_output=True, text=True, env=environment() | {"SLURM_JOB_ID": "7"}, timeout=200)
     assert done.returncode == 2, done.stderr
     told = [line for line in done.stderr.splitlines() if not line.startswith("---")]
     said = f"ortlaunch: {run_dir} cannot be written: File too large: when it can, ortlaunch resume {run_dir}"

@@ -179,7 +179,7 @@ def test_sbatch_itself_reads_each_option_as_it_is_meant(tmp_path):
         ["sbatch", "-vv", "--test-only", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, "SLURM_CONF": str(conf)},
     )
     defined = dict(re.findall(r"^sbatch: ([\w-]+) +: (.*)$", done.stderr, re.MULTILINE))
@@ -214,7 +214,7 @@ def test_an_unreadable_node_list_ends_the_job(tmp_path, answer):
     (run_dir / "logs").mkdir(parents=True)
     request = replace(PLAIN, run_dir=run_dir, working_dir=tmp_path, environment={})
     variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", request.script()], env={**os.environ, **variables}, timeout=30)
+    done = subprocess.run(["bash", "-c", request.script()], env={**os.environ, **variables}, timeout=200)
     assert done.returncode == 1
     assert "scontrol does not list the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
 
@@ -227,7 +227,7 @@ def test_setup_may_read_variables_that_nobody_has_set(tmp_path):
     request = replace(request, resources=replace(PLAIN.resources, setup=setup))
     script = request.script().replace("python=/home", 'echo "after: $-"\npython=/home')
     variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", script], env={**os.environ, **variables}, timeout=30, check=False)
+    subprocess.run(["bash", "-c", script], env={**os.environ, **variables}, timeout=200, check=False)
     lines = (tmp_path / "logs" / "slurm.log").read_text().splitlines()
     assert "setup reads <>" in lines
     (before,) = (line for line in lines if line.startswith("before: "))

@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from tests.support.service import InProcess
+from tests.support.waiting import PATIENCE, until
 
 
 @contextmanager
@@ -23,15 +24,12 @@ def listening(served: InProcess) -> Iterator[int]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: server.started)
     try:
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -53,7 +51,7 @@ class Stream:
     last: str = ""
     seen: list[Message] = field(default_factory=list)
 
-    def until(self, event: str, *, count: int = 1, seconds: float = 10.0) -> list[Message]:
+    def until(self, event: str, *, count: int = 1, seconds: float = PATIENCE) -> list[Message]:
         """Reads until so many events of a kind have come; returns these."""
         found: list[Message] = []
         deadline = time.monotonic() + seconds
@@ -87,7 +85,7 @@ class Stream:
 
 def opened(port: int, headers: Mapping[str, str], topics: str, last: str = "") -> Stream:
     """Opens a stream; an error with the status if it is refused."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     sent = {**headers, **({"Last-Event-ID": last} if last else {})}
     connection.request("GET", f"/api/events?topics={topics}", headers=sent)
     answer = connection.getresponse()

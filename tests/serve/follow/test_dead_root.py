@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.launch.follow.conftest import Maker
 from tests.serve.follow.live import listening, opened
 from tests.support.dead_mount import dead
 from tests.support.service import InProcess, in_process
+from tests.support.waiting import PATIENCE, until
 
 ASKED = 48
 """More requests than the service has threads for all that is not told apart."""
@@ -40,7 +40,7 @@ def served(tmp_path: Path, far: Path, make_run: Maker, alive: dict[str, Any]) ->
     return in_process(tmp_path / "runs", further_roots=(far,))
 
 
-def get(port: int, token: dict[str, str], path: str, seconds: float = 10.0) -> http.client.HTTPResponse:
+def get(port: int, token: dict[str, str], path: str, seconds: float = PATIENCE) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     connection.request("GET", path, headers=token)
     return connection.getresponse()
@@ -49,7 +49,7 @@ def get(port: int, token: dict[str, str], path: str, seconds: float = 10.0) -> h
 @contextmanager
 def waiting(port: int, token: dict[str, str], path: str, count: int) -> Iterator[None]:
     """Keeps so many requests open that nobody answers."""
-    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=30) for _ in range(count)]
+    connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE) for _ in range(count)]
     try:
         for one in connections:
             one.request("GET", path, headers=token)
@@ -57,13 +57,6 @@ def waiting(port: int, token: dict[str, str], path: str, count: int) -> Iterator
     finally:
         for one in connections:
             one.close()
-
-
-def until(holds, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_root_that_hangs_holds_up_no_other_and_not_the_end_of_the_service(
@@ -116,15 +109,19 @@ def test_a_request_to_a_root_that_hangs_is_answered_and_the_next_ones_at_once(tm
 
         async def one(place: str) -> None:
             try:
-                said.append(str(await readers.call(f"{tmp_path}/{place}/e/run", gate.wait, 10, seconds=0.2)))
+                said.append(str(await readers.call(f"{tmp_path}/{place}/e/run", gate.wait, PATIENCE, seconds=0.2)))
             except Unavailable as error:
                 said.append(str(error))
 
         await asyncio.gather(*(one("far") for _ in range(4)))
-        began = time.monotonic()
+        (threads,) = readers._threads.values()
+        while threads.stuck_for() <= 0.2:
+            await asyncio.sleep(0.01)
+        # At once: no thread is asked to do it.
+        asked = list(threads._waiting)
         await one("far")
-        assert time.monotonic() - began < 0.1
-        said.append(await readers.call(f"{tmp_path}/near/e/run", str, "near", seconds=0.2))
+        assert list(threads._waiting) == asked
+        said.append(await readers.call(f"{tmp_path}/near/e/run", str, "near", seconds=PATIENCE))
         gate.set()
         while True:
             # Its threads are there again once the server answers.

@@ -17,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
+from ortlaunch.follow.rows import Survey
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.serve.database import reading, writing
@@ -406,11 +407,11 @@ def test_schedulers_are_asked_once_for_each_owner(
     runs = [make_run(job=job, end=None) for _ in range(4)]
     if os.geteuid() == 0:
         os.chown(runs[0], 1, -1)
-    began = time.monotonic()
+    # On a busy machine, an answer may grow old between two looks.
+    monkeypatch.setattr(Survey.__init__, "__defaults__", (600.0,))
     for _ in range(3):
         service.runs.refresh()
         service.runs.roots[0]._read_at.clear()
-    assert time.monotonic() - began < 5, "too slow to tell"
     users = sorted(
         word for line in (tmp_path / "asked").read_text().splitlines() for word in line.split() if "--user" in word
     )

@@ -18,6 +18,7 @@ from ortlaunch.serve.access import COOKIE
 from tests.launch.follow.conftest import Maker
 from tests.support.browser import CHROMIUM, Visit
 from tests.support.needs import needs
+from tests.support.servers import free_port
 from tests.support.service import PASSWORD, Server, start
 
 HOSTILE = '<img src=x onerror="document.title=1">\u202egpj'
@@ -132,7 +133,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     needs(CHROMIUM, "needs Debian's package chromium")
     folder = tmp_path_factory.mktemp("site")
     running, ended = _runs(folder / "runs")
-    server = start(folder, "--shared-account")
+    # On a port that no connection of another test is given before the service listens there again.
+    server = start(folder, "--shared-account", port=free_port())
     site = Site(folder, server, running, ended)
     try:
         server.first_administrator("ada")

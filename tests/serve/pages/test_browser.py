@@ -12,6 +12,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.serve.pages.conftest import HOSTILE_LINE, STEPS, Person, Site
 from tests.serve.pages.test_render import COUNTS, DURATIONS, NUMBERS, SIZES
 from tests.support.service import PASSWORD
+from tests.support.waiting import until
 
 People = Callable[..., Person]
 LINES = '() => [...document.querySelectorAll(".log div")].map((one) => one.textContent)'
@@ -64,13 +65,6 @@ def show(page: Page, is_seen: bool) -> None:
     page.evaluate("(seen) => { isHidden = !seen; document.dispatchEvent(new Event('visibilitychange')); }", is_seen)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_somebody_logs_in_with_the_keyboard_alone_and_comes_to_the_page_that_was_asked_for(
     person: People, site: Site
 ) -> None:
@@ -120,8 +114,7 @@ def test_boxes_stay_ticked_from_page_to_page_and_lead_to_the_curves_of_both(ada:
     colours = page.evaluate(INKED)
     assert any(BLUE in found and ORANGE in found for found in colours)
     page.get_by_role("checkbox", name="gpt2-eager").uncheck()
-    page.wait_for_timeout(200)
-    assert not any(ORANGE in found for found in page.evaluate(INKED))
+    until(lambda: not any(ORANGE in found for found in page.evaluate(INKED)))
 
 
 def test_a_box_counts_however_late_its_script_comes_and_after_the_list_was_filtered(ada: Person, site: Site) -> None:
@@ -159,6 +152,7 @@ def test_a_rank_whose_log_comes_late_is_not_shown_under_another_one(ada: Person,
     page.locator("[name=rank]").select_option("0")
     ready(page)
     part = {"rank": "1", "offset": 0, "next": 10, "size": 10, "text": "of rank 1\n", "rest": "", "more": False}
+    until(lambda: page.wait_for_timeout(20) or held)
     assert len(held) == 1
     with page.expect_response(re.compile(r"/logs/1\?")):
         held[0].fulfill(json={**part, "matches": None})
@@ -218,7 +212,8 @@ def test_eight_tabs_share_one_stream(ada: Person, site: Site) -> None:
     site.measure(9, 2.0)
     for tab in tabs:
         expect(tab.locator("#panel [data-cell=step]")).to_have_text(f"9 / {STEPS}")
-    assert site.streams() == 1
+    # Those of closed tabs end by and by.
+    until(lambda: site.streams() == 1)
 
 
 def test_two_people_see_what_their_roles_allow(
@@ -265,7 +260,7 @@ def test_a_tab_without_a_shared_worker_listens_while_it_is_seen(ada: Person, sit
     """)
     page = ready(ada.tab(run_path(site.running)))
     begin = len(page.evaluate(LINES))
-    assert site.streams() == 0
+    until(lambda: site.streams() == 0)
     site.log("from before it was seen")
     show(page, True)
     expect(page.locator(".log div").last).to_have_text("from before it was seen")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def lab(tmp_path: Path) -> Iterator[Site]:
         server.kill()
         for process in psutil.process_iter(["cmdline"]):
             if str(tmp_path) in " ".join(process.info["cmdline"] or ()):
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def press(page: Page, name: str, sure: str | None = None) -> None:

@@ -134,11 +134,11 @@ def started_request(make_run: Maker) -> dict[str, Any]:
 
 def test_a_stop_reaches_a_run_that_goes_on_before_its_folder_says_so(make_run: Maker) -> None:
     run_dir = make_run(end="KILLED")
-    with subprocess.Popen(["sleep", "60"]) as child:
+    with subprocess.Popen(["sleep", "600"]) as child:
         process = vars(Process(socket.gethostname(), child.pid, start_ticks(child.pid), machine()))
         request = {"root": str(make_run.root), "run_dir": str(run_dir), "process": process, "begun_before": 1}
         said = cancel_run(request)["said"]
-        child.wait(10) if "asked" in said else child.kill()
+        child.wait(120) if "asked" in said else child.kill()
     assert said == "it was asked to end before it had begun"
     assert "is over already" in cancel_run({**request, "begun_before": 0})["said"]
 

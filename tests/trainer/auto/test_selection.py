@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import threading
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from ortlaunch.trainer.auto import kind, selection
 from ortlaunch.trainer.auto.decision import Choice, Rate
 from ortlaunch.trainer.auto.selection import Selection
 from tests.support.ort import pretend_ort
+from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -34,9 +35,7 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def start(*words: str) -> Selection:
         config = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "train.steps=1000", *words]))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+        monkeypatch.setenv("MASTER_PORT", str(free_port()))
         return Selection(config, tmp_path, dict(os.environ))
 
     return start
@@ -166,10 +165,10 @@ def test_the_first_step_is_done_when_all_workers_have_done_it(chosen, monkeypatc
     assert lives == []
     if fails:
         worker.store.set("failed/0", "{}")
-        waits.join(0.2)
+        until(lambda: lives)
         assert set(map(id, lives)) == {id(worker.environment)}
     worker.store.set("started-1/0", "1")
-    waits.join(5)
+    waits.join(PATIENCE)
     assert not waits.is_alive()
 
 

@@ -54,7 +54,7 @@ class LateWriter:
         self.gates.append(gate)
 
         def later(group: dist.ProcessGroup) -> None:
-            assert gate.wait(30)
+            assert gate.wait(200)
             write(group)
 
         return later
