@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics under ORTModule are eager's."""
+"""The running statistics of BatchNorm and InstanceNorm under ORTModule are eager's."""
 
 from __future__ import annotations
 
@@ -200,3 +200,34 @@ def test_another_buffer_that_moves_in_a_checkpoint_is_refused(to_ort: Any) -> No
         RequestError, match=r"buffer layers\.0\.calls changes in an activation checkpoint.*backend=eager"
     ):
         to_ort(Checkpointed(Counting()))(torch.randn(4, 1, 8, 8))
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["moves", "in eval mode"])
+def test_instance_norm(to_ort: Any, is_frozen: bool) -> None:
+    torch.manual_seed(0)
+    norm = torch.nn.InstanceNorm2d(6, affine=True, track_running_stats=True, momentum=0.3)
+    eager = torch.nn.Sequential(torch.nn.Conv2d(1, 6, 3), norm, torch.nn.Flatten(), torch.nn.Linear(216, 10))
+    norm.train(not is_frozen)
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager)
+    assert bool(norm.running_mean.any()) is not is_frozen
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(ort.eval()(x), eager.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def test_batch_norm_of_doubles(to_ort: Any) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net().double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x.double())
+
+    eager = Net()
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager, tolerance=1e-9)

@@ -161,6 +161,18 @@ def detached(h: Tensor) -> Tensor:
     return h.sin() + before
 
 
+def broadcast_into(h: Tensor) -> Tensor:
+    y = torch.zeros_like(h)
+    y.copy_(h[:, :1])
+    return h.sin() + y
+
+
+def broadcast_into_a_part(h: Tensor) -> Tensor:
+    y = h.clone()
+    y[:, 1:3].copy_(h[:, :1] * 2)
+    return y.sin()
+
+
 CASES = {
     function.__name__: Case(lambda h, function=function: function(h.clone()), [SHAPE])
     for function in (
@@ -168,6 +180,7 @@ CASES = {
         *(through_an_element, through_several, through_a_permutation, the_whole_under_a_view, part_of_a_split),
         *(part_of_an_unbinding, part_of_unequal_parts, the_diagonal, filled_by_a_mask, filled, copied_into),
         *(several_times, assigned, assigned_with_steps, of_another_memory, of_another_type, detached),
+        *(broadcast_into, broadcast_into_a_part),
     )
 }
 

@@ -7,7 +7,8 @@
 - ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
-- ``maximum``, ``minimum`` and ``add`` of booleans, ``argmin`` of integers: ONNX Runtime has none.
+- ``maximum``, ``minimum`` and ``add`` of booleans, ``argmin`` of integers: ONNX Runtime has none. The gradients of
+  ``maximum`` and ``minimum`` of two tensors in fp16 are not finite.
 - Arithmetic, comparisons, choices and sorting of integers of 8 or 16 bits: ONNX Runtime has none for most, and the
   exporter compares with a number that such an integer cannot have without wrapping it, as PyTorch does.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails,
@@ -15,6 +16,9 @@
 - ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
 - ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
 - ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
+- ``sin``, ``relu``, ``softmax``, matrix products and others in fp64, and ``cat`` with a gradient: ONNX Runtime has no
+  kernel on the CPU for them or for their gradients. It has ``erf`` for fp32 alone.
+- ``max_pool2d`` and ``avg_pool2d`` of one image without a batch: ONNX's operators take three dimensions for a series.
 - ``linalg.matrix_norm`` and ``linalg.norm``: where all values are zero, the gradient is NaN; PyTorch's is zero.
 - ``clamp`` to tensors: a limit of one element gets no gradient, and at a limit the gradient is the limit's, too.
 - ``clamp`` of integers to numbers with a fraction: the exporter cuts the fractions off.
@@ -63,7 +67,7 @@ class _InPart:
 
 @dataclass(frozen=True)
 class _Contracted:
-    """Exports ``einsum`` as a call where an operand is broadcast along a label, or the result is a number."""
+    """Exports ``einsum`` as a call where an operand is broadcast along a label, in fp64, or to a number."""
 
     original: Callable[..., Any]
 
@@ -78,7 +82,8 @@ class _Contracted:
                 found.setdefault(name, set()).add(size)
         # The exporter leaves those with an ellipsis to an operator without a gradient, which is a call anyway.
         is_broadcast = any(len(known) > 1 for known in found.values()) and "..." not in text
-        if is_broadcast or text.endswith("->"):
+        parts = symbolic_helper._unpack_list(tensors)
+        if is_broadcast or text.endswith("->") or _has_doubles(*parts):
             return torch_calls.exported(g, equation, tensors, *rest)
         return self.original(g, equation, tensors, *rest)
 
@@ -104,6 +109,31 @@ def _has_gradient(values: Any, *_rest: Any) -> bool:
 
 def _has_integers(*arguments: Any) -> bool:
     return not any(is_floating(one) for one in arguments)
+
+
+def _has_doubles(*arguments: Any) -> bool:
+    return "Double" in _kinds(arguments)
+
+
+def _has_integers_or_doubles(*arguments: Any) -> bool:
+    return _has_integers(*arguments) or _has_doubles(*arguments)
+
+
+def _is_not_single(values: Any) -> bool:
+    return _kinds((values,)) != ["Float"]
+
+
+def _joins_doubles(tensors: Any, *_dim: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    parts = symbolic_helper._unpack_list(tensors) if symbolic_helper._is_packed_list(tensors) else []
+    return any(_has_doubles(one) and one.requires_grad() for one in parts)
+
+
+def _has_no_batch(values: Any, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    return symbolic_helper._get_tensor_rank(values) == 3
 
 
 def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
@@ -133,6 +163,10 @@ def has_small_integers(*arguments: Any) -> bool:
 
 def _are_truths_or_small(*arguments: Any) -> bool:
     return _are_truths(*arguments[:2]) or has_small_integers(*arguments)
+
+
+def _are_truths_small_or_half(*arguments: Any) -> bool:
+    return _are_truths_or_small(*arguments) or (len(arguments) == 2 and "Half" in _kinds(arguments))
 
 
 def _is_choice_of_truths_or_small(*choices: Any) -> bool:
@@ -187,9 +221,11 @@ def _turns_over(values: Any, shifts: Any, dims: Any = None, *_rest: Any) -> bool
     return any(abs(step) > most[axis] for step, axis in zip(steps, axes, strict=False))
 
 
-def _is_falling(_values: Any, slope: Any) -> bool:
+def _is_falling_or_double(values: Any, slope: Any) -> bool:
     from torch.onnx import symbolic_helper
 
+    if _has_doubles(values):
+        return True
     known = symbolic_helper._maybe_get_const(slope, "f")
     return isinstance(known, float) and known < 0.0
 
@@ -201,9 +237,11 @@ def _has_known_count(values: Any, count: Any, *_rest: Any) -> bool:
 
 
 _OF_FLOATS = (
-    *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
-    *("atan2", "square", "softmax", "log_softmax"),
+    *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "tanh"),
+    *("atan2", "square"),
 )
+_NOT_OF_DOUBLES = ("sin", "cos", "relu", "softmax", "log_softmax")
+"""Neither are these of integers."""
 _SMALL = frozenset(("Byte", "Char", "Short"))
 """The exporter's names of the integers of 8 and 16 bits."""
 _OF_SMALL = (
@@ -214,9 +252,14 @@ _OF_SMALL = (
 _FORMS: dict[str, Callable[..., bool]] = {
     **{f"aten::{name}": has_small_integers for name in _OF_SMALL},
     **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
+    **{f"aten::{name}": _has_integers_or_doubles for name in _NOT_OF_DOUBLES},
+    **{f"aten::{name}": _has_doubles for name in ("matmul", "bmm", "mm", "baddbmm")},
+    **{f"aten::{name}": _joins_doubles for name in ("cat", "stack", "hstack", "vstack")},
+    **{f"aten::{name}": _has_no_batch for name in ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")},
+    "aten::erf": _is_not_single,
     "aten::_unique2": _is_any,
     **dict.fromkeys(("aten::clamp", "aten::clamp_min", "aten::clamp_max"), _has_other_limits),
-    "aten::leaky_relu": _is_falling,
+    "aten::leaky_relu": _is_falling_or_double,
     "aten::topk": _has_known_count,
     **dict.fromkeys(("aten::linalg_norm", "aten::linalg_matrix_norm", "aten::frobenius_norm"), _is_any),
     "aten::cosine_similarity": _is_any,
@@ -230,7 +273,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::flip": _has_gradient,
     "aten::grid_sampler": _has_gradient,
     "aten::add": _are_truths_or_small,
-    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths_or_small),
+    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths_small_or_half),
     "aten::argmin": _is_of_integers,
     "aten::masked_fill": lambda values, *_rest: _is_choice_of_truths_or_small(values),
     "aten::where": lambda _condition, *choices: bool(choices) and _is_choice_of_truths_or_small(*choices),

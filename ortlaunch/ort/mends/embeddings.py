@@ -1,13 +1,15 @@
-"""``EmbeddingBag``, which PyTorch computes with its gradients.
+"""``EmbeddingBag``, which PyTorch computes with its gradients, and ``Embedding``.
 
 onnxruntime 1.19.2 aborts the process while it builds the gradient of the exporter's loop over the bags, and the
-exporter knows no padding index.
+exporter knows no padding index. ONNX Runtime has no sparse tensors: with ``sparse=True`` the gradient has the same
+values and is dense.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,6 +56,16 @@ def register() -> None:
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic("aten::embedding_bag", _symbolic, 17)
+    register_custom_op_symbolic("aten::embedding", _embedding_symbolic, 17)
+
+
+def _embedding_symbolic(g: Any, weight: Any, indices: Any, padding: Any, by_frequency: Any, sparse: Any) -> Any:
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+    from torch.onnx import symbolic_helper
+
+    if symbolic_helper._maybe_get_const(sparse, "b"):
+        sparse = g.op("Constant", value_t=torch.tensor(False))
+    return CustomOpSymbolicRegistry._SYMBOLICS["::embedding"](g, weight, indices, padding, by_frequency, sparse)
 
 
 def _symbolic(

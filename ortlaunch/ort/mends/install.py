@@ -37,6 +37,7 @@ from ortlaunch.ort.mends import (
     unneeded,
     untraceable,
     views,
+    written_out,
 )
 
 
@@ -104,6 +105,7 @@ def install() -> None:
             generators.seeding_refused(),
             failed_calls.TracesOn(),
             truths.TakesTruths(),
+            written_out.WritesOut(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             buffers.collected(self._original_module) as moved,
             decisions.collected(current is not None and current.watches) as reads,

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
-from ortlaunch.ort.mends.values import integers, sizes
+from ortlaunch.ort.mends.values import integers, number, sizes
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 
@@ -248,9 +248,14 @@ def _convolution_mode_symbolic(
 
 
 def _needs_torch(weight: Any, groups: Any) -> bool:
-    """Whether onnxruntime differentiates a convolution wrongly: with groups, if it is not in two dimensions."""
+    """Whether onnxruntime differentiates a convolution wrongly: with groups, if it is not in two dimensions.
+
+    In fp64 it has none on the CPU.
+    """
     from torch.onnx import symbolic_helper
 
+    if weight.type().scalarType() == "Double":
+        return True
     return symbolic_helper._get_const(groups, "i", "groups") > 1 and symbolic_helper._get_tensor_rank(weight) != 4
 
 
@@ -283,13 +288,17 @@ def _instance_norm_symbolic(
     eps: Any,
     cudnn_enabled: Any,
 ) -> Any:
-    from torch.onnx import errors, symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
-    if not symbolic_helper._get_const(by_batch, "b", "use_input_stats"):
-        return symbolic_opset9.instance_norm(g, x, weight, bias, mean, var, by_batch, momentum, eps, cudnn_enabled)
-    if not symbolic_helper._is_none(mean):
-        raise errors.SymbolicValueError("InstanceNorm with track_running_stats=True keeps no statistics here", x)
-    return _instance_norm(g, x, weight, bias, exact([symbolic_helper._get_const(eps, "f", "eps")]))
+    small = symbolic_helper._get_const(eps, "f", "eps")
+    if symbolic_helper._get_const(by_batch, "b", "use_input_stats"):
+        return _instance_norm(g, x, weight, bias, exact([small]))
+    # In an evaluation; training has written it out.
+    scale, offset = (
+        g.op("Expand", number(g, neutral, mean), g.op("Shape", mean)) if symbolic_helper._is_none(given) else given
+        for given, neutral in ((weight, 1.0), (bias, 0.0))
+    )
+    return g.op("BatchNormalization", x, scale, offset, mean, var, epsilon_f=small).setType(x.type())
 
 
 def _group_norm_symbolic(g: Any, x: Any, groups: Any, weight: Any, bias: Any, eps: Any, cudnn_enabled: Any) -> Any:

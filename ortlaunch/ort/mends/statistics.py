@@ -1,4 +1,4 @@
-"""Updates BatchNorm's running statistics under ORTModule.
+"""Updates the running statistics of BatchNorm and InstanceNorm under ORTModule.
 
 ORTModule's graph returns outputs and changes no buffers, so the running statistics would change during the trace and
 never again. Here every BatchNorm in train mode is exported with the mean and the variance of the batch as further
@@ -21,6 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from ortlaunch.ort.mends import checkpoints
 from ortlaunch.ort.mends.gradients import stop_gradient
+from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
+
+_MEAN, _VARIANCE = range(2)
 
 
 @contextlib.contextmanager
@@ -87,6 +90,8 @@ class _MovesStatistics(TorchFunctionMode):
         if func is torch.batch_norm:
             x, weight, bias, mean, var, training, momentum, eps, _cudnn = args
             return self._moving(x, mean, var, weight, bias, training, momentum, eps)
+        if func is functional.instance_norm:
+            return self._moving_instances(*args, **kwargs)
         if func is Tensor.add_ and id(args[0]) in self._counters:
             for _ in range(checkpoints.times() - 1):
                 func(*args, **kwargs)
@@ -97,6 +102,31 @@ class _MovesStatistics(TorchFunctionMode):
     ) -> Tensor:
         self.repeated.update(id(running) for running in (running_mean, running_var) if running is not None)
         return _moving(x, running_mean, running_var, *args, **kwargs)
+
+    def _moving_instances(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """``torch.nn.functional.instance_norm``; the running statistics move by the means of all instances'."""
+        if not use_input_stats and running_mean is not None and running_var is not None:
+            return _normalized(x, running_mean, running_var, weight, bias, eps)
+        result = functional.instance_norm(x, None, None, weight, bias, use_input_stats, momentum, eps)
+        if running_mean is None or running_var is None:
+            return result
+        self.repeated.update((id(running_mean), id(running_var)))
+        with torch.no_grad():
+            given = x.detach().to(_statistics_dtype(x.dtype))
+            var, mean = torch.var_mean(given, list(range(2, x.dim())))
+            for running, instances in ((running_mean, mean), (running_var, var)) * checkpoints.times():
+                running.mul_(1.0 - momentum).add_(instances.mean(0).to(running.dtype), alpha=momentum)
+        return result
 
 
 def _moving(
@@ -197,6 +227,11 @@ def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: A
 
     weight = constant(torch.ones(channels, dtype=dtype)) if symbolic_helper._is_none(weight) else weight
     bias = constant(torch.zeros(channels, dtype=dtype)) if symbolic_helper._is_none(bias) else bias
+    if dtype == torch.float64:
+        # ONNX Runtime has no kernel for it.
+        output = _normalized_batch(g, input, weight, bias, exact([epsilon]))
+        of_batch = (_statistic_of_batch(g, input, which, dims=[channels]) for which in (_MEAN, _VARIANCE))
+        return output, *(stop_gradient(g, statistic) for statistic in of_batch)
     # ONNX Runtime may overwrite the running statistics; with momentum 1 their values do not change.
     output, _, _, mean, inverse_std = g.op(
         "com.microsoft::BatchNormInternal",
@@ -223,6 +258,19 @@ def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: A
         cast.setType(input.type().with_dtype(result).with_sizes([channels]))
         statistics.append(stop_gradient(g, cast))
     return output, *statistics
+
+
+@torch_node("Tensor x, Tensor weight, Tensor bias, int[] eps", differentiable=(0, 1, 2))
+def _normalized_batch(x: Tensor, weight: Tensor, bias: Tensor, eps: list[int]) -> Tensor:
+    (small,) = numbers(eps) or [0.0]
+    return functional.batch_norm(x, None, None, weight, bias, training=True, eps=small)
+
+
+@torch_node("Tensor x, int which", shape=lambda x, _which: [x[1]])
+def _statistic_of_batch(x: Tensor, which: int) -> Tensor:
+    """Returns the mean or the unbiased variance of each channel."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    return x.mean(axes) if which == _MEAN else x.var(axes)
 
 
 def _double(value: float) -> Tensor:

@@ -242,6 +242,10 @@ def _apart(compute: Callable[..., Any], *arguments: Any) -> Any:
         results = compute(*arguments)
     own = []
     for result in [results] if isinstance(results, Tensor) else results:
+        if result._is_zerotensor():
+            # The gradient of `sgn`, for one: zeros without memory.
+            own.append(result.clone())
+            continue
         address = result.untyped_storage().data_ptr()
         own.append(result.clone() if address in used else result)
         used.add(address)

@@ -76,7 +76,7 @@ def followed() -> contextlib.AbstractContextManager[None]:
 
 
 def _follow(graph: Any) -> None:
-    change = _Seeing().unseen_change(graph)
+    change = _Seeing().unseen_change(graph) or next(filter(_is_assignment, graph.nodes()), None)
     if change is not None:
         message = _message(change)
         try:
@@ -310,7 +310,8 @@ class _Rewriting:
     def _change(self, node: Any) -> None:
         """Replaces a change in place by its result."""
         changed = [self._aliases.take(node.inputsAt(index)) for index in _changed_inputs(node)]
-        if all(alias.parent is None and len(alias.memory.aliases) == 1 for alias in changed):
+        is_own = all(alias.parent is None and len(alias.memory.aliases) == 1 for alias in changed)
+        if is_own and not _is_assignment(node):
             # No other value shares the memory, so that torch's exporter follows the change.
             for alias, output in zip(changed, node.outputs(), strict=False):
                 self._set(alias, output)
@@ -485,6 +486,14 @@ def _changed_inputs(node: Any) -> tuple[int, ...]:
     if schema is None or not schema.is_mutable or _name(node) in _METADATA:
         return ()
     return tuple(index for index, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write)
+
+
+def _is_assignment(node: Any) -> bool:
+    """Whether a node copies to a whole tensor, or what it copies is broadcast: the exporter follows neither."""
+    if _name(node) != "copy_":
+        return False
+    target, source = node.inputsAt(0), node.inputsAt(1)
+    return _name(target.node()) not in _ELEMENTS or target.type().sizes() != source.type().sizes()
 
 
 def _has_mask(node: Any) -> bool:

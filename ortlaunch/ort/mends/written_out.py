@@ -1,0 +1,70 @@
+"""Calls that torch's exporter lacks, written with operators that it has while ORTModule traces a model.
+
+- ``hsplit``, ``vsplit``, ``dsplit`` and ``tensor_split``: slices, whose ends follow the sizes of a batch. The exporter
+  has ``tensor_split`` alone, and ORTModule's inference of shapes stops at it where the split size varies.
+- ``sum_to_size``: a sum over the dimensions that are to be 1; the exporter takes no sizes of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_SPLIT = (torch.tensor_split, Tensor.tensor_split)
+_ALONG = {torch.hsplit: 1, Tensor.hsplit: 1, torch.vsplit: 0, Tensor.vsplit: 0, torch.dsplit: 2, Tensor.dsplit: 2}
+"""Functions that split along a dimension of their own."""
+
+
+class WritesOut(TorchFunctionMode):
+    """Replaces these calls in a trace."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if torch._C._get_tracing_state() is None:
+            return func(*args, **named)
+        if func is Tensor.sum_to_size:
+            return _summed(*args, **named)
+        if func in _SPLIT and not _is_empty(args[0]):
+            return _split(*args, **named)
+        if func in _ALONG and not _is_empty(args[0]):
+            # A vector has one dimension, along which `hsplit` splits.
+            where = [*args[1:], *named.values()][0]
+            return _split(args[0], where, min(_ALONG[func], args[0].dim() - 1))
+        return func(*args, **named)
+
+
+def _is_empty(x: Tensor) -> bool:
+    return x.dim() == 0
+
+
+def _split(
+    x: Tensor, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None, indices: Any = None
+) -> tuple[Tensor, ...]:
+    where = next(given for given in (indices_or_sections, sections, indices) if given is not None)
+    if isinstance(where, Tensor):
+        where = where.tolist()
+    places = list(where) if isinstance(where, Sequence) else list(_ends(x.shape[dim], where))
+    starts, ends = [0, *places], [*places, None]
+    before = (slice(None),) * (dim % x.dim())
+    return tuple(x[(*before, slice(start, end))] for start, end in zip(starts, ends, strict=True))
+
+
+def _ends(size: Any, count: int) -> Iterator[Any]:
+    """Yields where all parts but the last one end; the first ones are longer by one where the sizes differ."""
+    end = 0
+    for index in range(count - 1):
+        end = end + (size - index + count - 1) // count
+        yield end
+
+
+def _summed(x: Tensor, *size: Any) -> Tensor:
+    wanted = list(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else list(size)
+    extra = x.dim() - len(wanted)
+    kept = [extra + at for at, one in enumerate(wanted) if int(one) == 1 and int(x.shape[extra + at]) != 1]
+    if kept:
+        x = x.sum(kept, keepdim=True)
+    return x.sum(list(range(extra))) if extra else x
