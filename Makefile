@@ -24,7 +24,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -125,6 +125,10 @@ check-layers: $(PACKAGES)
 # Not --quiet, which would hide the warnings from --strict.
 docs: $(PACKAGES)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+## docs-pictures: take the pictures of the service's pages in docs/images again, with Debian's chromium
+docs-pictures: $(INSTALLED)
+	$(BIN)/python -m tests.serve.pages.pictures
 
 ## bench-ort: step time of ORT over eager's, interleaved in one run
 bench-ort: $(INSTALLED)

@@ -36,6 +36,28 @@ VERBS = {
 """The function of each verb as MODULE:FUNCTION; it takes the words after the verb and returns the exit code."""
 
 
+_MEANT = {
+    "train": "run",
+    "launch": "run",
+    "start": "run",
+    "submit": "run",
+    "sweep": "run --multirun",
+    "benchmark": "bench",
+    "list": "jobs",
+    "ls": "jobs",
+    "ps": "jobs",
+    "queue": "jobs",
+    "show": "status",
+    "info": "status",
+    "stop": "cancel",
+    "kill": "cancel",
+    "continue": "resume",
+    "restart": "resume",
+    "ui": "serve",
+    "env": "doctor",
+}
+"""Other tools' words for our verbs, for "Did you mean …?"."""
+
 READERS = ("jobs", "status", "logs", "compare", "models")
 """The verbs that only show something. They end when nobody reads their output any more; all others go on."""
 
@@ -80,12 +102,23 @@ def dispatch(arguments: list[str]) -> int:
         return _call(VERBS[arguments[0]], arguments[1:])
     if arguments and arguments[0].partition("=")[0] == "--server":
         return _call("ortlaunch.serve.client.command:main", arguments)
+    if arguments[:1] == ["help"]:
+        return dispatch([*arguments[1:], "--help"])
     if arguments and not arguments[0].startswith(("-", "+", "~")) and "=" not in arguments[0]:
-        raise RequestError(
-            f"{arguments[0]}: no such command. Commands: {', '.join(VERBS)}; keys are given as KEY=VALUE "
-            "(ortlaunch --help)"
-        )
+        raise RequestError(_unknown_verb(arguments[0]))
     return _call(VERBS["run"], arguments)
+
+
+def _unknown_verb(name: str) -> str:
+    # Imported here, because few command lines need it.
+    import difflib
+
+    close = difflib.get_close_matches(name, VERBS, n=1, cutoff=0.7)
+    meant = _MEANT.get(name) or next(iter(close), None)
+    hint = f" Did you mean ortlaunch {meant}?" if meant else ""
+    return (
+        f"{name}: no such command.{hint} Commands: {', '.join(VERBS)}; keys are given as KEY=VALUE (ortlaunch --help)"
+    )
 
 
 def _call(target: str, arguments: list[str]) -> int:

@@ -51,6 +51,14 @@ def test_every_verb_has_a_help_of_its_own(tmp_path: Path, verb: str) -> None:
     assert f"ortlaunch {verb}" in " ".join(result.stdout.split()), result.stdout
 
 
+@pytest.mark.parametrize(("words", "page"), [([], ["--help"]), (["tune"], ["tune", "--help"])])
+def test_the_word_help_is_the_option(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], page: list[str]
+) -> None:
+    result = answer(tmp_path, capfd, "help", *words)
+    assert (result.returncode, result.stdout) == (0, answer(tmp_path, capfd, *page).stdout)
+
+
 def test_version(tmp_path: Path) -> None:
     assert ortlaunch(tmp_path, "--version").stdout.strip() == f"ortlaunch {__version__}"
 
@@ -61,6 +69,10 @@ def test_version(tmp_path: Path) -> None:
         (["backend=eager,ort"], ["backend=eager,ort", "--multirun", "ortlaunch bench"]),
         (["model=gtp2"], ["gtp2", "model=gpt2"]),
         (["trian"], ["trian", "compare"]),
+        (["statsu", "x"], ["statsu: no such command. Did you mean ortlaunch status?"]),
+        (["stop", "x"], ["stop: no such command. Did you mean ortlaunch cancel?"]),
+        (["model="], ["model=: no option is named (there are bert, factory,"]),
+        (["backend=", "model=mlp"], ["backend=: no option is named (there are auto, compile,"]),
         (["train.steps=0"], ["train.steps=0"]),
         (["--steps", "50"], ["--steps: no such option", "KEY=VALUE", "train.steps=50?"]),
         (["model=gpt2", "--batch-size=4"], ["--batch-size: no such option", "train.batch_size=4?"]),
@@ -84,6 +96,8 @@ def test_version(tmp_path: Path) -> None:
         (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
         (["compare", "--html", "nowhere/x.html"], ["--html nowhere/x.html", "no folder"]),
         (["bench", "repeat=0"], ["repeat=0"]),
+        (["bench", "model=mlp", "--repeat", "2"], ["--repeat: the number of rounds is given as repeat=N"]),
+        (["bench", "model=mlp", "repeats=2"], ["repeats=2: the number of rounds is given as repeat=N"]),
         (["bench", "model=gtp2"], ["gtp2", "model=gpt2"]),
         (["sync", "nowhere"], ["nowhere"]),
         (["models", "x"], ["x"]),

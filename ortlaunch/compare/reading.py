@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted, scrubbed
-from ortlaunch.base.text import library_error
 from ortlaunch.config.tracking_uri import check_uri, sqlite_path
 from ortlaunch.tracking import sqlite_store
+from ortlaunch.tracking.forward import cause_of
 from ortlaunch.tracking.store import open_client
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ def opened(uri: str) -> Iterator[MlflowClient]:
     except RequestError as error:
         raise RequestError(f"{redacted(uri)}: {scrubbed(str(error), uri)}") from None
     except Exception as error:
-        text = scrubbed(f"{type(error).__name__}: {library_error(error)}", uri)
-        raise RequestError(f"cannot read the MLflow store {redacted(uri)}: {text}") from None
+        text = scrubbed(cause_of(error, lambda said: scrubbed(said, uri)), uri)
+        raise RequestError(
+            f"cannot read the MLflow store {redacted(uri)}: {text} (another store: --uri, or MLFLOW_TRACKING_URI)"
+        ) from None
 
 
 def _check_database(uri: str) -> None:

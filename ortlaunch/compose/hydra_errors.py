@@ -27,7 +27,7 @@ def explain(error: Exception) -> str:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
     if re.search("In '(schema/)?tracking/", text) and "is not a subclass of" in text:
         return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
-    if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
+    if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']*)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
         return _unknown_key(key[1])
@@ -43,8 +43,8 @@ def explain(error: Exception) -> str:
     if several := re.search(r"^Ambiguous value for argument '([^=]+)=(.*?)'$", text, re.MULTILINE):
         name, values = several[1], several[2]
         return (
-            f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
-            f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
+            f"{name}={values}: several values: ortlaunch run --multirun runs them one after the other, ortlaunch bench "
+            f"compares them; a list that is one value is written '{name}=[{values}]'"
         )
     if there := re.search(r"Either remove \+ prefix: '(.*?)=", text):
         return f"+{there[1]}: the key is there already: write {there[1]}=VALUE"
@@ -80,13 +80,15 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     from ortlaunch.models.registry import unknown_model_message
     from ortlaunch.tracking import trackers
 
-    if group == "model":
+    if group == "model" and name:
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
     if group == "tracking":
         if (reason := trackers.why_missing(name)) is not None:
             return reason
         available = sorted({*trackers.names(), trackers.NONE})
+    if not name:
+        return f"{group}=: no option is named (there are {', '.join(available)})"
     elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
     hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
     return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"

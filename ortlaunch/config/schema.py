@@ -482,7 +482,7 @@ class SlurmConfig(LauncherConfig):
     )
     """CPU cores on each node, which its workers share."""
     memory: str | None = launcher_key(None, sbatch="--mem")
-    """Memory of each node: 200G; 0 requests all of it."""
+    """Memory of each node, in whole numbers with K, M, G or T as SLURM takes them: 200G; 0 requests all of it."""
     exclusive: bool = launcher_key(False, sbatch="--exclusive")
     """Request the nodes for this job alone."""
     array_limit: int | None = launcher_key(None, same_work=True, bounds=Bounds(least=1))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import glob
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 
 UNSET = ("", "???")
+TOKENS_SUFFIX = ".bin"
+"""The ending of the files of tokens that are taken from a folder."""
 
 
 def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Path]:
@@ -28,18 +31,22 @@ def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Pat
     return list(dict.fromkeys(found))
 
 
-def check_paths(value: str, key: str = "data.path") -> None:
-    """Checks that every part of a list of files, folders and globs exists. It does not search folders for files.
+def check_paths(value: str, key: str = "data.path", suffix: str = "") -> None:
+    """Checks that every part of a list of files, folders and globs exists, and that its folders hold a file.
 
     Args:
         value: as `find_files` takes it.
         key: the configuration key, for messages.
+        suffix: as `find_files` takes it.
 
     Raises:
-        RequestError: `value` is empty, or no file or folder has the name of a part of it or matches it.
+        RequestError: `value` is empty, no file or folder has the name of a part of it or matches it, or a part is a
+            folder without such a file, or a device.
     """
     for part in _parts(value, key):
-        if not (_exists(part) or glob.glob(str(_path(part)), recursive=True)):
+        if _exists(part):
+            _check_usable(_path(part), f"{key}={part}", suffix)
+        elif not glob.glob(str(_path(part)), recursive=True):
             raise RequestError(f"{key}={part}: no such file or folder, and no file matches it as a pattern")
 
 
@@ -76,12 +83,13 @@ def _parts(value: str, key: str) -> list[str]:
 def _expand(part: str, key: str, suffix: str) -> list[Path]:
     path = _path(part)
     if _exists(part):
-        files = _walk(path, suffix) if path.is_dir() else [path]
+        _check_usable(path, f"{key}={part}", suffix)
+        files = sorted(_walk(path, suffix)) if path.is_dir() else [path]
     elif glob.has_magic(part):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
         # `**` matches folders and the files in them. Folders are walked only if the glob matches no file.
         files = [match for match in matches if match.is_file()]
-        files = files or [file for match in matches for file in _walk(match, suffix)]
+        files = files or [file for match in matches for file in sorted(_walk(match, suffix))]
     else:
         where = "" if path.is_absolute() else f" (looked in {Path.cwd()})"
         raise RequestError(f"{key}={part}: no such file or folder{where}")
@@ -91,12 +99,26 @@ def _expand(part: str, key: str, suffix: str) -> list[Path]:
     return files
 
 
-def _walk(folder: Path, suffix: str) -> list[Path]:
-    found = []
+def _check_usable(path: Path, given: str, suffix: str) -> None:
+    """Refuses what exists and cannot be read as data.
+
+    Args:
+        path: exists.
+        given: the key with its value, for messages.
+        suffix: the ending of the files to take from a folder.
+    """
+    if path.is_dir():
+        if not any(file.is_file() for file in _walk(path, suffix)):
+            kind = f"file that ends in {suffix}" if suffix else "file"
+            raise RequestError(f"{given}: the folder holds no {kind} (names that begin with a dot are left out)")
+    elif not path.is_file():
+        raise RequestError(f"{given}: is neither a regular file nor a folder")
+
+
+def _walk(folder: Path, suffix: str) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(root, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
-    return sorted(found)
+        yield from (Path(root, name) for name in names if name.endswith(suffix) and not name.startswith("."))
 
 
 def _exists(part: str) -> bool:

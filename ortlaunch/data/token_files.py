@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.data.files import find_files
+from ortlaunch.data.files import TOKENS_SUFFIX, find_files
 from ortlaunch.data.source import Source, Tokens, as_ids, check_enough, digest_files
 
 DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -78,7 +78,7 @@ def open_token_files(path: str, dtype_name: str, seq_len: int, vocab_size: int |
     if vocab_size is not None and vocab_size < 1:
         raise RequestError(f"data.vocab_size={vocab_size}: must be at least 1, or null")
     dtype = np.dtype(dtype_name).newbyteorder("<")
-    files = find_files(path, suffix=".bin")
+    files = find_files(path, suffix=TOKENS_SUFFIX)
     longest = max(_count_tokens(file, dtype) for file in files)
     check_enough(longest, seq_len, f"data.path={path}")
     dataset = TokenFiles(files, dtype, seq_len, vocab_size)

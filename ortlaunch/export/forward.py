@@ -110,7 +110,8 @@ def _outputs(model: torch.nn.Module, task: Task, batch: Batch) -> Any:
             raise
         except Exception as error:
             # The user's own model may raise anything; its error is passed on.
-            raise RequestError(f"forward fails in PyTorch: {type(error).__name__}: {error}") from error
+            hint = "" if LABELS in batch else " (without labels it is to return the logits)"
+            raise RequestError(f"forward fails in PyTorch{hint}: {type(error).__name__}: {error}") from error
 
 
 def _named(outputs: Any) -> NamedTensors:

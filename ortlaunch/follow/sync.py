@@ -14,6 +14,7 @@ from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import say
+from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run import claim
 from ortlaunch.run.liveness import Alive, liveness
@@ -40,7 +41,7 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         0 if MLflow has everything, 1 if something is left.
 
     Raises:
-        RequestError: If a folder is no run folder, or nothing says where to send it.
+        RequestError: There is no such run, or nothing says where to send it.
     """
     options = _parser().parse_args(args)
     run_dirs = _requested(options, run_root)
@@ -96,13 +97,17 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
     """Returns the run folders to send. `--all` leaves out runs without a tracker, unless `--uri` names a store.
 
     Raises:
-        RequestError: no folder is named, or there is no run folder.
+        RequestError: no run is named, there is no such run, or several match.
     """
-    named = [Path(folder).expanduser() for folder in options.run_dir]
+    named = [Path(folder).expanduser() for folder in options.run]
     if not options.all:
         if not named:
-            raise RequestError("sync: name the run folders to send, or send all with --all")
-        return named
+            raise RequestError("sync: name the runs to send, or send all with --all")
+        # A folder stays as it was given: it may be that of a sweep, which has a journal of its own.
+        return [
+            folder if "/" in asked or folder.exists() else find_run(asked).path
+            for asked, folder in zip(options.run, named, strict=True)
+        ]
     found = _all_below(named or [run_root])
     if options.uri is not None:
         return found
@@ -122,8 +127,8 @@ def _is_untracked(run_dir: Path) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs.")
-    parser.add_argument("run_dir", nargs="*", metavar="RUN_DIR", help="a run folder; with --all a folder of them")
-    parser.add_argument("--all", action="store_true", help="every run folder below RUN_DIR (default: the run root)")
+    parser.add_argument("run", nargs="*", metavar="RUN", help=f"{HELP}; with --all a folder of them")
+    parser.add_argument("--all", action="store_true", help="every run folder below RUN (default: the run root)")
     parser.add_argument("--uri", help="tracking URI to send to instead of the one that the run was started with")
     return parser
 

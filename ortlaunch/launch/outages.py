@@ -75,5 +75,20 @@ class Outages:
             journal.tags({OUTAGE_TAG: "; ".join(away + past)})
 
 
+def told_of_wait(relay: Relay, seconds: float) -> list[str]:
+    """Lines that say that the end of a run waits for a tracker that is away. Without them the command seems to hang.
+
+    Args:
+        relay: has sent the run's journal until now.
+        seconds: the longest wait.
+    """
+    return [
+        f"ortlaunch: waiting up to {seconds:g} s (tracking.flush_seconds) for {name}: {why}. Ctrl-C ends the wait; the "
+        "journal keeps what is not sent"
+        for name, (away, why) in relay.outages().items()
+        if away >= _AWAY_SECONDS and seconds > 0
+    ]
+
+
 def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ortlaunch.models.modes import evaluation
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Batch, Task, with_gradient
 
 _PASSES = 3.0
 """Cost of forward and backward in forwards; the backward computes the gradients of a product's input and weight."""
@@ -42,7 +42,7 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
             with torch.no_grad():
                 task.loss(model, sample)
         else:
-            torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
+            torch.autograd.grad(with_gradient(task.loss(model, sample)), trained, allow_unused=True)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()
 
 

@@ -52,9 +52,10 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
 
 def no_module(name: str, where: str) -> str:
     """The message for a module that does not exist."""
+    file = f" (a module is named without .py: {name.removesuffix('.py')})" if name.endswith(".py") else ""
     return (
         f"{where}: there is no module '{name}', neither in the folder where ortlaunch was started nor in the "
-        "environment"
+        f"environment{file}"
     )
 
 

@@ -16,6 +16,8 @@ from ortlaunch.base.errors import RequestError
 
 Batch = dict[str, torch.Tensor]
 _LABELS = "labels"
+_NAMED = 5
+"""Keys of an output that a message names."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,23 @@ def make_task(model: torch.nn.Module, batch: Batch) -> Task:
     if needed:
         raise RequestError(
             f"the model's forward needs {', '.join(needed)} and the data gives {', '.join(batch)}: "
-            "choose another data=…, or give forward defaults"
+            "name its parameters so, give them defaults, or choose another data=…"
         )
     return Task(by_name, by_position)
+
+
+def with_gradient(loss: torch.Tensor) -> torch.Tensor:
+    """The loss itself, before its backward. PyTorch would refuse it there without naming the model.
+
+    Raises:
+        RequestError: the loss depends on no parameter that is trained.
+    """
+    if not loss.requires_grad:
+        raise RequestError(
+            "the model's loss depends on none of the parameters that are trained, so nothing would be learnt: forward "
+            "computes it under torch.no_grad(), or from .detach(), .item() or NumPy: compute it from tensors alone"
+        )
+    return loss
 
 
 def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
@@ -76,7 +92,7 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     Raises:
         RequestError: the outputs hold neither a loss of one number nor logits that fit the labels.
     """
-    if isinstance(outputs, tuple | list):
+    if isinstance(outputs, tuple | list) and outputs:
         outputs = outputs[0]
     loss = _entry(outputs, "loss")
     if isinstance(loss, torch.Tensor):
@@ -86,7 +102,10 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
         return logits
     labels = batch.get(_LABELS)
     if not isinstance(logits, torch.Tensor) or labels is None:
-        raise RequestError("the model's output holds no loss and no logits: return a scalar, or a dict with 'loss'")
+        raise RequestError(
+            f"the model's output, {_described(outputs)}, holds no loss and no logits: return a scalar tensor, or a "
+            "dict with 'loss'"
+        )
     if labels.is_floating_point():
         return functional.mse_loss(logits.float(), labels.reshape(logits.shape).float())
     if logits.shape[:-1] != labels.shape:
@@ -105,6 +124,16 @@ def _scalar(loss: torch.Tensor) -> torch.Tensor:
     if loss.numel() != 1:
         raise RequestError(f"the model's loss has the shape {tuple(loss.shape)}: return one number, such as its mean")
     return loss.reshape(())
+
+
+def _described(outputs: Any) -> str:
+    """What a model has returned, in few words, for a message."""
+    if outputs is None:
+        return "None"
+    kind = type(outputs).__name__
+    if isinstance(outputs, dict) and outputs:
+        return f"a {kind} with {', '.join(map(repr, list(outputs)[:_NAMED]))}"
+    return f"an empty {kind}" if isinstance(outputs, dict | tuple | list) and not outputs else f"a {kind}"
 
 
 def _entry(outputs: Any, name: str) -> Any:

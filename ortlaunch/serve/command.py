@@ -193,7 +193,13 @@ def _serve(settings: Settings) -> int:
 
     from ortlaunch.serve.app import make_app
 
-    settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"serve: the folder {settings.database.parent} cannot be made: {error.strerror}: choose another place by "
+            "--root or --database"
+        ) from None
     with exclusive(settings.lock_file) as mine:
         if not mine:
             raise RequestError(f"serve: another service uses {settings.database} (name another one with --database)")

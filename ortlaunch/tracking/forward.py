@@ -57,7 +57,8 @@ class Forwarder:
         """Why the tracker could not be asked; empty if it has answered or was not asked."""
         self._asks = asks
         self.sent_events = 0
-        self._cause = ""
+        self.cause = ""
+        """Why the tracker has taken no events, in few words; empty if it takes them."""
         self._failing_since: float | None = None
         self._step_since: float | None = None
         self.to = to
@@ -113,14 +114,14 @@ class Forwarder:
         self._failing_since = None
         if moved and self.last_error:
             self._log.info("%s takes events again", self.to.tracker.title)
-            self.last_error = ""
+            self.last_error = self.cause = ""
         return moved
 
     def outage(self) -> tuple[float, str] | None:
         """For how many seconds the tracker has taken no events, and why. None if it takes them. Any thread may ask."""
         failing, step, now = self._failing_since, self._step_since, time.monotonic()
         if failing is not None:
-            return now - failing, self._cause
+            return now - failing, self.cause
         if step is not None and now - step > _SLOW_SECONDS:
             return now - step, "it does not answer"
         return None
@@ -215,7 +216,7 @@ class Forwarder:
         try:
             return not sink.has_lost(mark)
         except Exception as error:
-            self.unasked = _cause(error, self.to.scrubbed)
+            self.unasked = cause_of(error, self.to.scrubbed)
             return True
 
     def _begin_again(self) -> None:
@@ -304,7 +305,7 @@ class Forwarder:
         is_ours = isinstance(error, RequestError)
         said = str(error) if is_ours else f"{type(error).__name__}: {library_error(error)}"
         text = self.to.scrubbed(said)[:_ERROR_LENGTH]
-        self._cause = _cause(error, self.to.scrubbed)
+        self.cause = self.to.scrubbed(cause_of(error, self.to.scrubbed))
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
@@ -340,8 +341,13 @@ def mark_of(folder: Path, cfg: Any, asks: bool = False) -> str | None:
     raise ParentUnknown(f"the run of the sweep {folder}: {forwarder.last_error or 'not yet there'}")
 
 
-def _cause(error: BaseException, scrubbed: Callable[[str], str]) -> str:
-    """Why a tracker took no events, in few words: what the system said, where libraries have wrapped it in others."""
+def cause_of(error: BaseException, scrubbed: Callable[[str], str]) -> str:
+    """Why a tracker did not answer, in few words: what the system said, where libraries have wrapped it in others.
+
+    Args:
+        error: what a tracker's library has raised.
+        scrubbed: removes the credentials from a text.
+    """
     # Our own messages say what is wrong and what to do.
     is_ours = type(error).__module__.startswith("ortlaunch.")
     seen: list[BaseException] = [] if is_ours else [error]
@@ -354,7 +360,8 @@ def _cause(error: BaseException, scrubbed: Callable[[str], str]) -> str:
             return str(inner)
         further = (inner.__cause__, inner.__context__, *inner.args)
         seen += [one for one in further if isinstance(one, BaseException) and one not in seen]
-    return scrubbed(library_error(error))[:_CAUSE_LENGTH]
+    said = scrubbed(library_error(error))
+    return said if is_ours else said[:_CAUSE_LENGTH]
 
 
 class _ScrubbingFormatter(logging.Formatter):

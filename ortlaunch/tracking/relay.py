@@ -42,7 +42,7 @@ class SinkResult:
     mark: str | None
     """The tracker's mark of the run, such as its id of the run."""
     message: str
-    """One line for the user; empty if there is nothing to say."""
+    """One line for the user; empty if there is nothing to say. It does not have `remedy`."""
     sent_events: int = 0
     """The number of events that this relay sent."""
     is_unsure: bool = False
@@ -66,6 +66,11 @@ class SinkResult:
     def sent(self) -> bool:
         """Whether the tracker has all events."""
         return self.unsent_events == 0 and not self.is_unsure
+
+    @property
+    def remedy(self) -> str:
+        """The command that sends what is left."""
+        return shlex.join(["ortlaunch", "sync", str(self.to.run_dir)])
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,9 @@ class RelayResult:
     @property
     def message(self) -> str:
         """One line for the user; empty if there is nothing to say."""
-        return "; ".join(one.message for one in self.sinks if one.message)
+        said = [one.message for one in self.sinks if one.message]
+        remedies = [f"send them with: {one.remedy}" for one in self.sinks if one.unsent_events]
+        return "; ".join(said + list(dict.fromkeys(remedies)))
 
     @property
     def mlflow_run_id(self) -> str | None:
@@ -262,9 +269,9 @@ def _result(forwarder: Forwarder) -> SinkResult:
     to = forwarder.to
     unsent, parts = to.unsent(), []
     if unsent:
-        why = f" ({forwarder.last_error})" if forwarder.last_error else ""
+        # `logs/relay.log` has all that was said: MLflow wraps a refused connection in three hundred characters.
+        why = f" ({forwarder.cause})" if forwarder.cause else ""
         parts.append(f"{unsent} journal events have not reached {to.tracker.title} at {to.place}{why}")
-        parts.append(f"send them with: {shlex.join(['ortlaunch', 'sync', str(to.run_dir)])}")
     elif forwarder.unasked:
         parts.append(f"{to.tracker.title} at {to.place} cannot be asked whether it still has them: {forwarder.unasked}")
     if forwarder.refused:

@@ -28,7 +28,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
-from ortlaunch.launch.memory.limit import parsed
+from ortlaunch.launch.memory.limit import LEAST_BYTES, parsed
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell
@@ -53,8 +53,6 @@ MINUTES = 10.0
 _MOST_MINUTES = 7 * 24 * 60.0
 _SPARE = 0.9
 """Share of the free memory that a trial may take, so that other processes can go on."""
-_LEAST_MEMORY = 200 * 2**20
-"""Torch 2.13 alone takes 220 MiB (measured)."""
 _EPILOG = f"""\
 Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers, micro-batch with accumulation,
 and activation checkpointing, for the same global batch, precision and optimizer. A key that you give holds its axis:
@@ -280,10 +278,10 @@ def _minutes(text: str) -> float:
 
 def _size(text: str) -> int:
     size = parsed(text, "--memory")
-    if size < _LEAST_MEMORY:
+    if size < LEAST_BYTES:
         raise RequestError(
             f"--memory={text}: no trial fits: a worker that has imported torch takes more than "
-            f"{_LEAST_MEMORY // 2**20} MiB without a model; give more, such as --memory=8GiB"
+            f"{LEAST_BYTES // 2**20} MiB without a model; give more, such as --memory=8GiB"
         )
     return size
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _repeat(words: list[str]) -> tuple[int, list[str]]:
+    if meant := [word for word in words if re.fullmatch(r"(--?repeat|-{0,2}(repeats|rounds))(=.*)?", word)]:
+        raise RequestError(f"{meant[0]}: the number of rounds is given as repeat=N, such as repeat={REPEAT}")
     given = [word for word in words if word.startswith("repeat=")]
     rest = [word for word in words if word not in given and word not in ("-m", "--multirun")]
     swept = swept_keys(rest)

@@ -34,7 +34,7 @@ Usage:
   ortlaunch compare [RUN ...]         put runs side by side; which ones and where to: --sweep SWEEP
                                       --tag KEY=VALUE  --html FILE  --png FILE  --log
   ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
-  ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
+  ortlaunch sync RUN ...              send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
   ortlaunch doctor [--json] [--fix]   what this environment and machine have, what is missing, how to get it
   ortlaunch serve                     a page and an API for a team: submit, queue, follow, stop, compare

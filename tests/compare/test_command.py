@@ -237,6 +237,7 @@ def test_requests_that_cannot_work(store: MlflowConfig, runs: dict[str, str], tm
     with pytest.raises(RequestError, match=r"cannot read the MLflow store http://u:\*\*\*@127.0.0.1:9") as raised:
         main(["--uri", "http://u:geheim@127.0.0.1:9"], store.uri, EXPERIMENT)
     assert "geheim" not in str(raised.value)
+    assert str(raised.value).endswith(": Connection refused (another store: --uri, or MLFLOW_TRACKING_URI)")
 
 
 def test_missing_and_foreign_databases_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def test_the_check_before_a_run_knows_the_same_paths(folder: Path, monkeypatch: 
     [
         ("missing.txt", ("data.path=missing.txt", "no such file or folder", "looked in")),
         ("*.nothing", ("data.path=*.nothing", "matches no file")),
-        ("hollow", ("data.path=hollow", "matches no file")),
+        ("hollow", ("data.path=hollow: the folder holds no file",)),
+        ("/dev/null", ("data.path=/dev/null: is neither a regular file nor a folder",)),
         ("empty", ("data.path=empty", "nothing in it")),
         ("short", ("data.path=short", "5 tokens", "data.seq_len=64")),
         ("", ("data.path is not set",)),
@@ -97,6 +98,19 @@ def test_paths_that_cannot_work_say_so(
     with pytest.raises(RequestError) as error:
         load(TextConfig(path=path, seq_len=64))
     assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+@pytest.mark.parametrize("path", ["hollow", "/dev/null"])
+def test_what_holds_no_text_is_refused_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "hollow" / "deep").mkdir(parents=True)
+    (tmp_path / "hollow" / ".hidden").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=f"^data.path={path}: "):
+        TextConfig(path=path).check()
+    (tmp_path / "hollow" / "deep" / "a.txt").write_text("text")
+    TextConfig(path="hollow").check()
 
 
 def test_the_fingerprint_follows_the_content(load: Load, tmp_path: Path) -> None:

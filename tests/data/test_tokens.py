@@ -91,8 +91,11 @@ def test_a_path_that_names_nothing_is_said(load: Load, path: str) -> None:
 
 def test_a_folder_without_token_files_says_what_it_looked_for(load: Load, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(RequestError, match=r"matches no \.bin file"):
-        load(TokensConfig(path=str(tmp_path)))
+    for look in (load, TokensConfig.check):
+        with pytest.raises(RequestError, match=r": the folder holds no file that ends in \.bin"):
+            look(TokensConfig(path=str(tmp_path)))
+    (tmp_path / "a.bin").touch()
+    TokensConfig(path=str(tmp_path)).check()
 
 
 def test_the_fingerprint_follows_names_sizes_ends_and_type(load: Load, tmp_path: Path) -> None:

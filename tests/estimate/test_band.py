@@ -97,6 +97,12 @@ def test_sizes_are_read_as_slurm_reads_them(text: str, size: int) -> None:
     assert parsed(text, "--memory") == size
 
 
+@pytest.mark.parametrize("text", ["8", "80 "])
+def test_a_number_without_a_unit_that_no_machine_has_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match=f"^--memory={text}: a number without a unit is in MiB.*{text.strip()}G if"):
+        parsed(text, "--memory")
+
+
 @pytest.mark.parametrize("text", ["", "0", "lots", "-1GiB", "1 PiB", "GiB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="not a size of memory; write 80GiB"):

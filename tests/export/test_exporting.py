@@ -319,3 +319,19 @@ def test_foreign_operators_are_refused() -> None:
     for training in (False, True):
         with pytest.raises(RequestError, match=r"org\.pytorch\.aten::ATen"):
             graph.check_operators(made, for_training=training, what="it")
+
+
+class OnlyWithLabels(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.head(x), labels)  # type: ignore[arg-type]
+
+
+def test_a_forward_that_needs_labels_is_told_what_to_return_without_them() -> None:
+    batch = {"x": torch.rand(2, 4), "labels": torch.tensor([0, 1])}
+    assert find_forward(OnlyWithLabels(), batch, with_labels=True)
+    with pytest.raises(RequestError, match=r"without labels it is to return the logits\): TypeError"):
+        find_forward(OnlyWithLabels(), batch, with_labels=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -20,22 +19,11 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import OUTAGE_TAG
-from tests.support.stand_in import start
+from tests.support.stand_in import start, wait_for_line
 
 SECONDS = 150
 NOBODY = ("tracking.uri=http://127.0.0.1:9", "tracking.flush_seconds=50")
 """A tracking server that does not answer, so that the launcher waits for it."""
-
-
-def wait_for_line(process: subprocess.Popen, text: str) -> str:
-    """Reads standard output up to a line with this text; returns what was read."""
-    seen = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        seen.append(line)
-        if text in line:
-            return "".join(seen)
-    pytest.fail(f"no {text!r} in {''.join(seen)}{process.stderr and process.stderr.read()}")
 
 
 def the_run(cwd: Path) -> Run:
@@ -132,7 +120,7 @@ def test_a_journal_that_cannot_be_read_for_once_ends_no_training(tmp_path: Path)
 
 def test_a_tracker_that_is_away_is_told_while_the_run_goes_on(tmp_path: Path, capsys) -> None:
     uri = "http://127.0.0.1:9"
-    keys = (f"tracking.uri={uri}", "tracking.timeout_seconds=1", "tracking.flush_seconds=0")
+    keys = (f"tracking.uri={uri}", "tracking.timeout_seconds=1", "tracking.flush_seconds=1")
     process = start(tmp_path, 1000, "tells_outages_soon", *keys)
     seen = wait_for_line(process, f"MLflow at {uri} takes no events since ")
     assert seen.endswith(": Connection refused. Training goes on, and the journal keeps them until it takes them\n")
@@ -141,7 +129,14 @@ def test_a_tracker_that_is_away_is_told_while_the_run_goes_on(tmp_path: Path, ca
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (130, ""), rest
+    (waits,) = [line for line in rest.splitlines() if "waiting up to" in line]
+    assert waits.startswith(
+        f"ortlaunch: waiting up to 1 s (tracking.flush_seconds) for MLflow at {uri}: Connection refused"
+    )
     assert "takes no events" not in rest, "it is told once"
+    (unsent,) = [line for line in rest.splitlines() if line.startswith("mlflow:")]
+    assert unsent.endswith(f" journal events have not reached MLflow at {uri} (Connection refused)")
+    assert rest.count(f"ortlaunch sync {run.path}") == 1
     assert run.state().tags[OUTAGE_TAG].endswith(" to the end of the run")
     assert status([str(run.path)]) == 0
     assert f"MLflow does not have it: ortlaunch sync {run.path}" in capsys.readouterr().out

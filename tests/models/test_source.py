@@ -71,6 +71,7 @@ def test_what_is_there_is_found(here: Path, target: str) -> None:
     ("target", "words"),
     [
         ("net:Net", "model.target=net:Net: there is no module 'net', neither in the folder where ortlaunch was"),
+        ("nets.py:Net", "(a module is named without .py: nets)"),
         ("nets.deep:Net", "there is no module 'nets.deep'"),
         ("package.deeper:Deep", "there is no module 'package.deeper'"),
         ("folder.inner.deeper:Deep", "there is no module 'folder.inner.deeper'"),

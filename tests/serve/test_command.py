@@ -46,6 +46,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--public-url=https://runs.example/path"], "must be https://NAME"),
         (["--host=0.0.0.0", "--trusted-proxy=192.0.2.1", "--port=65536"], "must be a port"),
         (["--root=runs", "--root=missing"], "there is no such folder"),
+        (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
         (["--link=ada"], "there is no database"),
     ],

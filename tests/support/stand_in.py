@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from ortlaunch import cli
 from ortlaunch.launch import outages
 from ortlaunch.launch.local import launcher, run
@@ -56,6 +58,17 @@ def start(cwd: Path, steps: int, fault: str, *keys: str, prefix: tuple[str, ...]
         start_new_session=True,
         **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
     )
+
+
+def wait_for_line(process: subprocess.Popen, text: str) -> str:
+    """Reads standard output up to a line with this text; returns what was read."""
+    seen = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return "".join(seen)
+    pytest.fail(f"no {text!r} in {''.join(seen)}{process.stderr and process.stderr.read()}")
 
 
 def none() -> None:

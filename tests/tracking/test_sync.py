@@ -246,6 +246,21 @@ def test_ended_run_is_not_ended_again(store: MlflowConfig, new_run: NewRun, clie
     assert (run.info.status, run.data.tags["late"]) == ("FAILED", "fact")
 
 
+def test_a_run_is_named_as_for_the_other_commands(
+    store: MlflowConfig, new_run: NewRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    made, journal = new_run("named", "by-name", "ab12cd")
+    journal.end("FINISHED")
+    run_dir = made.rename(made.with_name("20260101-120000-by-name-ab12cd"))
+    use(run_dir, store)
+    monkeypatch.chdir(tmp_path)
+    for name in ("ab12cd", "by-name", str(run_dir)):
+        assert sync_main([name]) == 0
+        assert capsys.readouterr().out.startswith(f"{run_dir}: ")
+    with pytest.raises(RequestError, match="there is no run nowhere"):
+        sync_main(["nowhere"])
+
+
 def test_requests_that_cannot_work(new_run: NewRun, tmp_path: Path) -> None:
     run_dir, _ = new_run("wrong")
     configure(run_dir, name="none")
@@ -253,7 +268,7 @@ def test_requests_that_cannot_work(new_run: NewRun, tmp_path: Path) -> None:
         sync_main([str(run_dir)])
     with pytest.raises(RequestError, match=r"no journal\.jsonl"):
         sync_main([str(tmp_path)])
-    with pytest.raises(RequestError, match="name the run folders"):
+    with pytest.raises(RequestError, match="name the runs to send"):
         sync_main([])
     with pytest.raises(RequestError, match="--uri=mlruns is a file store"):
         sync_main([str(run_dir), "--uri", "mlruns"])

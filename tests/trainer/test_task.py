@@ -7,7 +7,11 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.models.task import Batch, loss_of, make_task
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.workers import Workers
 
 IMAGES: Batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 1])}
 
@@ -85,6 +89,37 @@ def test_logits_that_do_not_fit_the_labels_are_refused_with_both_shapes() -> Non
         loss_of(torch.ones(3, 10), IMAGES)
 
 
-def test_outputs_without_loss_or_logits_are_refused() -> None:
-    with pytest.raises(RequestError, match="no loss"):
-        loss_of({"hidden": torch.ones(1)}, IMAGES)
+@pytest.mark.parametrize(
+    ("outputs", "described"),
+    [
+        ({"hidden": torch.ones(1)}, "a dict with 'hidden'"),
+        ({}, "an empty dict"),
+        ((), "an empty tuple"),
+        ("text", "a str"),
+        (0.5, "a float"),
+        (None, "None"),
+    ],
+)
+def test_outputs_without_loss_or_logits_are_refused_and_named(outputs: object, described: str) -> None:
+    with pytest.raises(RequestError, match=f"^the model's output, {described}, holds no loss"):
+        loss_of(outputs, IMAGES)
+
+
+class Detached(torch.nn.Module):
+    """A model with a usual slip: the loss has gone through NumPy, ``.item()`` or ``.detach()``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(self.head(pixel_values.flatten(1)), labels).detach()
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused_before_its_backward() -> None:
+    model, config = Detached(), to_config(compose(["model=mlp", "device=cpu"]))
+    engine = TorchEngine(model, config, Workers(0, 1, torch.device("cpu"), threads=1), make_task(model, IMAGES))
+    with pytest.raises(RequestError, match="depends on none of the parameters"):
+        engine.micro_step(IMAGES, last=True)
+    with torch.no_grad():
+        assert engine.evaluate(IMAGES) > 0

@@ -27,7 +27,7 @@ from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.memory.check import Watch
-from ortlaunch.launch.outages import Outages
+from ortlaunch.launch.outages import Outages, told_of_wait
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.stalls import Stalls
@@ -118,6 +118,8 @@ class _Attempt:
         outcome = self._explained(
             _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop, self.memory)
         )
+        # Without the wait for a tracker that is away, which is no part of the training.
+        seconds = time.monotonic() - begun
         before = self.stop.count
         account, sweep_over = None, None
         if not outcome.is_gone:
@@ -134,7 +136,7 @@ class _Attempt:
             self.memory.learn(display.latest.get("summary/peak_memory_gib"))
         ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-        display.summary(ending, time.monotonic() - begun, record, account)
+        display.summary(ending, seconds, record, account)
         return code
 
     def _explained(self, outcome: Outcome) -> Outcome:
@@ -181,6 +183,8 @@ class _Attempt:
         seconds = trackers.flush_seconds(cfgs)
         if outcome.is_gone:
             return relay.give_up(outcome.status, min(seconds, _GONE_SECONDS), is_cut_short)
+        for line in told_of_wait(relay, seconds):
+            print(line, flush=True)
         sent = relay.finish(seconds, is_cut_short)
         if sweep_over is not None:
             Relay(sweep_over, *cfgs).finish(seconds, is_cut_short)
@@ -469,8 +473,7 @@ def _record(
     elif outcome.status == "KILLED" and has_trained:
         lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
     for one in sent.sinks:
-        unsent = [(one.name, f"{one.unsent_events} events not sent: {one.message}")]
-        lines += one.lines(config.experiment) if one.sent else unsent
+        lines += one.lines(config.experiment) if one.sent else [(one.name, one.message)]
     if not sent.sent:
         lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))
     return lines

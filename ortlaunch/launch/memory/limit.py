@@ -11,6 +11,10 @@ from ortlaunch.config.schema import Config, LocalConfig, SlurmConfig
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 HERE = "free on this machine"
 """Where the limit is from for runs on this machine."""
+LEAST_BYTES = 200 * 2**20
+"""A worker takes more than this before it has a model: torch 2.13 alone takes 220 MiB (measured)."""
+WHOLE_NODE = "0"
+"""SLURM's word for all memory of a node."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
 
 
@@ -22,12 +26,18 @@ def parsed(text: str, key: str) -> int:
         key: the option or key that has it, for messages.
 
     Raises:
-        RequestError: it is no size.
+        RequestError: it is no size, or a bare number that is too small to be meant in MiB.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise RequestError(f"{key}={text}: not a size of memory; write 80GiB or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if size < LEAST_BYTES and not (match[2] or match[3]):
+        raise RequestError(
+            f"{key}={text}: a number without a unit is in MiB, and importing torch takes more than "
+            f"{LEAST_BYTES // 2**20} MiB: write {text.strip()}G if you mean that"
+        )
+    return size
 
 
 def limit_of(config: Config) -> tuple[int | None, str]:
@@ -35,6 +45,6 @@ def limit_of(config: Config) -> tuple[int | None, str]:
     launcher = config.launcher
     if isinstance(launcher, LocalConfig):
         return available(), HERE
-    if isinstance(launcher, SlurmConfig) and launcher.memory not in (None, "0"):
+    if isinstance(launcher, SlurmConfig) and launcher.memory not in (None, WHOLE_NODE):
         return parsed(str(launcher.memory), "launcher.memory"), "launcher.memory"
     return None, "not known: give launcher.memory or --memory"

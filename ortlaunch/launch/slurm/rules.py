@@ -9,6 +9,7 @@ from ortlaunch.base.secrets import is_secret
 from ortlaunch.config.schema import Config, Device, SlurmConfig, key_facts
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.launcher import Rule
+from ortlaunch.launch.memory.limit import LEAST_BYTES, WHOLE_NODE, parsed
 from ortlaunch.launch.slurm import options
 
 
@@ -48,6 +49,25 @@ def _time(config: Config) -> None:
                 f"launcher.time={cfg.time} is {seconds} s, and the last launcher.grace_seconds={cfg.grace_seconds} of "
                 "them are kept for the checkpoint: raise launcher.time or lower launcher.grace_seconds"
             )
+
+
+def _memory(config: Config) -> None:
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    if cfg.memory is None or cfg.memory == WHOLE_NODE:
+        return
+    # sbatch takes neither 80GiB nor 1.5G, and would say only that the specification is invalid.
+    if not re.fullmatch(r"\d+([KMGT]B?)?", cfg.memory, re.ASCII | re.IGNORECASE):
+        raise RequestError(
+            f"launcher.memory={cfg.memory}: must be as SLURM writes it: 200G or 512M in whole numbers, or 0 for all of "
+            "a node's memory"
+        )
+    size = parsed(cfg.memory, "launcher.memory")
+    if size < LEAST_BYTES:
+        raise RequestError(
+            f"launcher.memory={cfg.memory}: importing torch takes more than {LEAST_BYTES // 2**20} MiB in each worker: "
+            "give more, such as 8G"
+        )
 
 
 def slurm_seconds(text: str) -> int | None:
@@ -90,4 +110,4 @@ def _gpus(config: Config) -> None:
         )
 
 
-SLURM_RULES: tuple[Rule, ...] = (_options, _time, _gpus)
+SLURM_RULES: tuple[Rule, ...] = (_options, _time, _memory, _gpus)

@@ -16,7 +16,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -71,7 +71,7 @@ class DeepSpeedEngine(Engine):
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
         # 3 exchange them at each one, because a worker keeps only its shard.
-        loss = self._task.loss(self._engine, self.model_inputs(batch))
+        loss = with_gradient(self._task.loss(self._engine, self.model_inputs(batch)))
         self.forward_done()
         self._engine.backward(self.guard.watch(loss))
         if not last:

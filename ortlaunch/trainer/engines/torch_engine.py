@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.config.schema import Config, Precision
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer.checkpoint import torch_state
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
@@ -56,7 +56,7 @@ class TorchEngine(Engine):
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         with self._exchange(last):
-            loss = self._loss(batch)
+            loss = with_gradient(self._loss(batch))
             self.forward_done()
             self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
         return loss.detach()

@@ -19,7 +19,7 @@ from ortlaunch.launch.memory.band import Band
 from ortlaunch.launch.memory.cache import Change, Estimate
 from ortlaunch.launch.memory.question import key_of
 from tests.support.cli import answer
-from tests.support.stand_in import KEYS, start
+from tests.support.stand_in import KEYS, start, wait_for_line
 from tests.support.waiting import until
 
 SECONDS = 150
@@ -105,7 +105,7 @@ def test_a_run_that_may_not_fit_is_not_refused(here: Path, capfd: pytest.Capture
 
 
 def test_a_slurm_job_is_refused_by_the_memory_that_it_asks_for(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("launcher=slurm", "launcher.memory=4GiB", "launcher.workers_per_node=2", "train.memory_check=error")
+    words = ("launcher=slurm", "launcher.memory=4G", "launcher.workers_per_node=2", "train.memory_check=error")
     keep(2**33, 2**33, 2**33, *words, "trainer=ddp", workers=2)
     result = answer(here, capfd, *WORDS, *words, "trainer=ddp")
     assert result.returncode == 2
@@ -115,7 +115,7 @@ def test_a_slurm_job_is_refused_by_the_memory_that_it_asks_for(here: Path, capfd
 
 @pytest.mark.parametrize(
     ("memory", "where"),
-    [("4GiB", "4.00 GiB are there (launcher.memory)"), ("null", "(free on this machine)"), ("9GiB", "5.00 GiB are")],
+    [("4G", "4.00 GiB are there (launcher.memory)"), ("null", "(free on this machine)"), ("9G", "5.00 GiB are")],
 )
 def test_a_job_is_warned_of_on_its_node(here: Path, monkeypatch: pytest.MonkeyPatch, memory: str, where: str) -> None:
     from ortlaunch.launch.memory import check
@@ -174,6 +174,8 @@ def test_an_estimate_that_hangs_is_ended_with_the_run(here: Path) -> None:
     child.suspend()
     folder = Path(child.cmdline()[-1])
     assert (child.nice(), folder.is_dir()) == (19, True)
+    # A signal that comes before the launcher catches it would end it at once.
+    wait_for_line(process, "printed at step 3")
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=SECONDS)
     assert "stopped after" in out
