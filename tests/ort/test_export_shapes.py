@@ -16,6 +16,7 @@ from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import exports as export_cache
 from ortlaunch.ort.cache import shaped
+from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.verify.start import QuickCheck
 
 
@@ -32,6 +33,8 @@ class Scaled(torch.nn.Module):
 @pytest.fixture
 def inferred(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs for which onnxruntime infers shapes."""
+    # It replaces the same function once, and for good.
+    shapes.register()
     graphs: list[Any] = []
     original = SymbolicShapeInference.infer_shapes
 
