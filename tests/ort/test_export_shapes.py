@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, make_task
@@ -33,6 +32,9 @@ class Scaled(torch.nn.Module):
 @pytest.fixture
 def inferred(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs for which onnxruntime infers shapes."""
+    session.import_ortmodule()
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
     # It replaces the same function once, and for good.
     shapes.register()
     graphs: list[Any] = []
