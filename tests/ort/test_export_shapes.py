@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import exports as export_cache
 from ortlaunch.ort.cache import shaped
+from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.verify.start import QuickCheck
 
 
@@ -32,6 +32,11 @@ class Scaled(torch.nn.Module):
 @pytest.fixture
 def inferred(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs for which onnxruntime infers shapes."""
+    session.import_ortmodule()
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    # It replaces the same function once, and for good.
+    shapes.register()
     graphs: list[Any] = []
     original = SymbolicShapeInference.infer_shapes
 
