@@ -66,7 +66,10 @@ def test_what_mlflow_refuses_is_said_without_its_sql(store: MlflowConfig, make: 
     )
     for error, said in (
         (refusal, r"--tag nope=x: MLflow cannot search for this text$"),
-        (Exception("(sqlite3.OperationalError) no such column: x\n[SQL: SELECT a]\n[parameters: (1,)]"), r"column: x$"),
+        (
+            Exception("(sqlite3.OperationalError) no such column: x\n[SQL: SELECT a]\n[parameters: (1,)]"),
+            r"column: x \(another store: --uri",
+        ),
     ):
 
         def fail(*_: Any, error: Exception = error, **__: Any) -> None:
