@@ -67,6 +67,14 @@ def is_there(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for such a path.
 
 
+def size_of(path: Path) -> int:
+    """The bytes of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def missing(path: Path) -> list[Path]:
     """Returns those of a folder and the folders above it that are not there, the innermost first."""
     return [one for one in (path, *path.parents) if not is_there(one)]

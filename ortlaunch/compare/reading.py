@@ -34,7 +34,7 @@ def opened(uri: str) -> Iterator[MlflowClient]:
     except RequestError as error:
         raise RequestError(f"{redacted(uri)}: {scrubbed(str(error), uri)}") from None
     except Exception as error:
-        text = scrubbed(cause_of(error, lambda said: scrubbed(said, uri)), uri)
+        text = cause_of(error, lambda said: scrubbed(said, uri))
         raise RequestError(
             f"cannot read the MLflow store {redacted(uri)}: {text} (another store: --uri, or MLFLOW_TRACKING_URI)"
         ) from None

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace, write_record
+from ortlaunch.base.files import replace, size_of, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.base.text import say
@@ -47,7 +47,7 @@ def written(plan: LaunchPlan) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if plan.attempt == 0 and not (plan.journal.exists() and plan.journal.stat().st_size):
+        if plan.attempt == 0 and not size_of(plan.journal):
             shutil.rmtree(plan.run_dir, ignore_errors=True)
         raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 

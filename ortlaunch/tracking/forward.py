@@ -305,7 +305,7 @@ class Forwarder:
         is_ours = isinstance(error, RequestError)
         said = str(error) if is_ours else f"{type(error).__name__}: {library_error(error)}"
         text = self.to.scrubbed(said)[:_ERROR_LENGTH]
-        self.cause = self.to.scrubbed(cause_of(error, self.to.scrubbed))
+        self.cause = cause_of(error, self.to.scrubbed)
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
@@ -355,9 +355,9 @@ def cause_of(error: BaseException, scrubbed: Callable[[str], str]) -> str:
         if isinstance(inner, TimeoutError):
             return "it does not answer in time"
         if isinstance(inner, OSError) and inner.strerror:
-            return inner.strerror
+            return scrubbed(inner.strerror)
         if isinstance(inner, ConnectionError):
-            return str(inner)
+            return scrubbed(str(inner))
         further = (inner.__cause__, inner.__context__, *inner.args)
         seen += [one for one in further if isinstance(one, BaseException) and one not in seen]
     said = scrubbed(library_error(error))

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import size_of
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch import second_look
@@ -233,7 +234,7 @@ def _run_workers(
     secrets = trackers.worker_environment(config)
     start = dataclasses.replace(part.start, environment=part.start.environment | own | secrets)
     # Fast workers journal their first events before the threads below have begun.
-    offset = _size(part.plan.journal)
+    offset = size_of(part.plan.journal)
     group = WorkerGroup(start, part.torchrun_log, started)
     try:
         display.start()
@@ -345,13 +346,6 @@ def _watch(
 
 def _taken_over(plan: LaunchPlan) -> str:
     return f"{plan.run_dir}: another launcher has taken this run over"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:
@@ -475,5 +469,5 @@ def _record(
     for one in sent.sinks:
         lines += one.lines(config.experiment) if one.sent else [(one.name, one.message)]
     if not sent.sent:
-        lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))
+        lines.append(("send them", sent.sinks[0].remedy))
     return lines

@@ -34,7 +34,7 @@ from ortlaunch.base import unpickling
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.reading import read_bytes
 from ortlaunch.ort import extension
-from ortlaunch.ort.cache import executed, shaped, torch_state, untraced
+from ortlaunch.ort.cache import executed, sealed, shaped, torch_state, untraced
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify import value_reads
@@ -251,11 +251,7 @@ def why_not_own(place: Path) -> str | None:
 def _load(place: Path) -> _Export | None:
     """Returns the export if it exists and is complete."""
     try:
-        content = read_bytes(place / "export", shaped.LARGEST)
-        digest, payload = content[:32], content[32:]
-        if hashlib.sha256(payload).digest() != digest:
-            raise ValueError("the file is damaged")
-        kept = unpickling.loads(payload, _known)
+        kept = unpickling.loads(sealed.opened(read_bytes(place / "export", shaped.LARGEST)), _known)
     except FileNotFoundError:
         return None
     except Exception:
@@ -281,7 +277,7 @@ def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
         try:
-            (scratch / "export").write_bytes(hashlib.sha256(payload).digest() + payload)
+            (scratch / "export").write_bytes(sealed.seal(payload))
             # The facts are stored for people, to find out why the key of another start differs.
             (scratch / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True))
             # Another rank may have stored the same export already.

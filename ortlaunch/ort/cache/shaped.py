@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base import files
 from ortlaunch.base.reading import read_bytes
+from ortlaunch.ort.cache import sealed
 
 FILE = "shapes"
 """The file's name in the folder of an export. It holds three parts: a digest of the rest, one of the graph without
@@ -82,11 +82,8 @@ def _load(file: Path, digest: bytes) -> Any | None:
     import onnx
 
     try:
-        content = read_bytes(file, LARGEST)
-        rest = content[_DIGEST:]
-        if rest[:_DIGEST] != digest or hashlib.sha256(rest).digest() != content[:_DIGEST]:
-            return None
-        return onnx.load_model_from_string(rest[_DIGEST:])
+        rest = sealed.opened(read_bytes(file, LARGEST))
+        return onnx.load_model_from_string(rest[_DIGEST:]) if rest[:_DIGEST] == digest else None
     except Exception:
         # Whatever the error is, a new inference replaces the file.
         return None
@@ -96,13 +93,5 @@ def _store(folder: Path, digest: bytes, shaped: bytes) -> None:
     """Stores a graph atomically where the export itself was stored; a folder that is full or read-only is no error."""
     if not folder.is_dir():
         return
-    rest = digest + shaped
     with contextlib.suppress(OSError):
-        number, scratch = tempfile.mkstemp(dir=folder, prefix=".new-")
-        try:
-            with os.fdopen(number, "wb") as file:
-                file.write(hashlib.sha256(rest).digest() + rest)
-            os.replace(scratch, folder / FILE)
-        except OSError:
-            Path(scratch).unlink(missing_ok=True)
-            raise
+        files.replace(folder / FILE, sealed.seal(digest + shaped), files.PRIVATE)

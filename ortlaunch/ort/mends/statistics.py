@@ -124,8 +124,7 @@ class _MovesStatistics(TorchFunctionMode):
         with torch.no_grad():
             given = x.detach().to(_statistics_dtype(x.dtype))
             var, mean = torch.var_mean(given, list(range(2, x.dim())))
-            for running, instances in ((running_mean, mean), (running_var, var)) * checkpoints.times():
-                running.mul_(1.0 - momentum).add_(instances.mean(0).to(running.dtype), alpha=momentum)
+            _move(((running_mean, mean.mean(0)), (running_var, var.mean(0))), momentum)
         return result
 
 
@@ -144,11 +143,16 @@ def _moving(
         return _normalized(x, running_mean, running_var, weight, bias, eps)
     output, mean, var = torch.ops.ortlaunch.batch_norm(x, weight, bias, x.size(1), eps)
     with torch.no_grad():
-        for running, batch in ((running_mean, mean), (running_var, var)) * checkpoints.times():
-            if running is not None:
-                running.mul_(1.0 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
+        _move(((running_mean, mean.detach()), (running_var, var.detach())), momentum)
     result: Tensor = output
     return result
+
+
+def _move(pairs: tuple[tuple[Tensor | None, Tensor], ...], momentum: float) -> None:
+    """Moves running statistics, where they are kept, towards those of a batch; in a checkpoint as often as PyTorch."""
+    for running, of_batch in pairs * checkpoints.times():
+        if running is not None:
+            running.mul_(1.0 - momentum).add_(of_batch.to(running.dtype), alpha=momentum)
 
 
 def _by_running_statistics(module: Any, x: Tensor) -> Tensor:
