@@ -5,7 +5,7 @@ backward, however, reads the parameters where its forward found them. ``backend.
 
 * ``recompute``: only the block's output is kept from the forward. The backward runs ONNX Runtime's forward and backward
   one after the other, while the parameters are gathered. This keeps ZeRO 3's memory and saves activations, but costs a
-  second forward.
+  second forward. That forward finds the block's buffers as the first one found them, and leaves them as they are.
 * ``hold``: the gathered parameters are kept until the backward. This costs no second forward, but the whole model is in
   memory between forward and backward.
 
@@ -74,8 +74,7 @@ class OrtBlock:
         elif self._mode is OrtZero3.hold:
             outputs = self._held(signature.ort_module, tensors)
         else:
-            outputs = self._recomputed(signature.ort_module, tensors)
-            self._check_buffers(signature.moved_buffers.of_new_export())
+            outputs = self._recomputed(signature, tensors)
         return signature.rebuild(outputs)
 
     def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,30 +123,29 @@ class OrtBlock:
                 "and each is exported anew: let the model pass what changes as a tensor, or use trainer.zero_stage=2"
             )
 
-    def _check_buffers(self, moved: list[str]) -> None:
-        for name in moved:
-            raise RequestError(
-                f"the block {self.path} changes its buffer {name.removeprefix('block.')} in forward, and with "
-                "trainer.zero_stage=3 the backward would repeat this change: use backend.zero3=hold, "
-                "trainer.zero_stage=2 or backend=eager"
-            )
+    def _recomputed(self, signature: _Signature, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        # ORTModule can be imported only after the compatibility layer.
+        from ortlaunch.ort.mends import buffers, outputs
 
-    def _recomputed(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        run = _seeded(ort_module)
+        run = _seeded(signature.ort_module)
         if not any(tensor.requires_grad for tensor in tensors):
             return run(*tensors)
+        before: dict[str, Tensor] = {}
 
         def either_pass(*inputs: Tensor) -> tuple[Tensor, ...]:
             if torch.is_grad_enabled():
-                return run(*inputs)
+                # The buffers have moved once, in the first pass.
+                with buffers.set_back(signature.original, before):
+                    return run(*inputs)
             # The first pass must also run the training graph. Without gradients ORTModule would run the graph without
             # dropout, and the loss would belong to another function than the gradients.
-            with torch.enable_grad():
-                outputs = run(*inputs)
-            return tuple(output.detach() for output in outputs)
+            with torch.enable_grad(), outputs.values_before() as values:
+                results = run(*inputs)
+            before.update(values)
+            return tuple(result.detach() for result in results)
 
-        outputs: tuple[Tensor, ...] = checkpoint(either_pass, *tensors, use_reentrant=True)
-        return outputs
+        recomputed: tuple[Tensor, ...] = checkpoint(either_pass, *tensors, use_reentrant=True)
+        return recomputed
 
     def _held(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         held = [parameter.data for parameter in self.block.parameters()]
@@ -206,28 +204,24 @@ class _Signature:
     """The ORTModule for calls of one structure with one set of constants."""
 
     def __init__(self, original: _Original, ort_module: nn.Module) -> None:
-        self._original = original
+        self.original = original
         self.ort_module = ort_module
         self.constants = original.constants
         self.structure = original.structure
-        # ORTModule can be imported only after the compatibility layer.
-        from ortlaunch.ort.mends.outputs import MovedBuffers
-
-        self.moved_buffers = MovedBuffers(ort_module)
 
     def follow_training_mode(self) -> None:
         """Copies the block's mode; ``train()`` and ``eval()`` of the model reach the block but not this object."""
-        if self._original.training != self._original.block.training:
+        if self.original.training != self.original.block.training:
             # Modules of the block that are kept in another mode stay so.
-            with modes.kept(self._original.block):
-                self.ort_module.train(self._original.block.training)
+            with modes.kept(self.original.block):
+                self.ort_module.train(self.original.block.training)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:
         """Converts the outputs to the structure that the block itself returns."""
-        assert self._original.output_structure is not None
+        assert self.original.output_structure is not None
         remaining = iter(tensors)
-        leaves = [next(remaining) if fixed is None else fixed[0] for fixed in self._original.output_constants]
-        return pytree.tree_unflatten(leaves, self._original.output_structure)
+        leaves = [next(remaining) if fixed is None else fixed[0] for fixed in self.original.output_constants]
+        return pytree.tree_unflatten(leaves, self.original.output_structure)
 
 
 def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) -> None:

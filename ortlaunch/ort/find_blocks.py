@@ -38,8 +38,3 @@ def _refuse(path: str, module: nn.Module) -> None:
             "with backend=ort and trainer.zero_stage=3: switch it off in the model, backend.zero3=recompute already "
             "does it"
         )
-    if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
-        raise RequestError(
-            f"the block {path} holds a {type(module).__name__}, whose running statistics ONNX Runtime leaves as the "
-            "first batch made them: use backend=eager, or a normalization without running statistics"
-        )

@@ -94,8 +94,3 @@ def test_blocks_that_checkpoint_themselves_are_refused() -> None:
     model.gradient_checkpointing_enable()
     with pytest.raises(RequestError, match=r"transformer\.h\.0 .*gradient checkpointing"):
         find_blocks(model, None)
-
-
-def test_blocks_with_running_statistics_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"BatchNorm2d.*backend=eager"):
-        find_blocks(build_model(ModelConfig(name="resnet")), None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,11 +79,31 @@ def moved_constants(model: torch.nn.Module) -> list[str]:
     return [name for name in there if name in _moved.get(model, ()) and name not in saved]
 
 
-@torch.no_grad()
 def update(model: torch.nn.Module, names: list[str], values: Sequence[Tensor]) -> None:
     """Gives buffers of `model` the values that the graph has returned."""
     _moved.setdefault(model, set()).update(names)
-    for name, value in zip(names, values, strict=True):
+    _put(model, dict(zip(names, values, strict=True)))
+
+
+@contextlib.contextmanager
+def set_back(model: torch.nn.Module, before: Mapping[str, Tensor]) -> Iterator[None]:
+    """Gives buffers of `model` earlier values meanwhile, and then the present ones again.
+
+    Args:
+        model: a plain model.
+        before: the earlier values, by the buffers' names.
+    """
+    now = {name: model.get_buffer(name).clone() for name in before}
+    _put(model, before)
+    try:
+        yield
+    finally:
+        _put(model, now)
+
+
+@torch.no_grad()
+def _put(model: torch.nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
         model.get_buffer(name).copy_(value)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,13 @@ class Outputs:
     decisions: Decisions = field(default_factory=Decisions)
     """Values that the trace has frozen; what they are in a step follows the buffers."""
 
+    def keep_values_before(self, model: torch.nn.Module) -> None:
+        """Copies the buffers that a forward is about to move, for `values_before`."""
+        kept = _values_before.get()
+        if kept is not None:
+            for name in (*statistics.buffers_of(model, self.batch_norms), *self.buffers):
+                kept.setdefault(name, model.get_buffer(name).clone())
+
 
 _UNKNOWN = "Unsupported flatten data type: "
 """What ORTModule's error for a value that it does not know begins with."""
@@ -54,28 +62,19 @@ def _nothing() -> None:
     return None
 
 
-class MovedBuffers:
-    """The buffers that an ORTModule's training graph moves."""
+_values_before: ContextVar[dict[str, Tensor] | None] = ContextVar("_values_before", default=None)
+"""Where the values of buffers go before a graph's forward moves them; None if nobody needs them."""
 
-    def __init__(self, wrapped: Any) -> None:
-        """
-        Args:
-            wrapped: the ORTModule.
-        """
-        inner = wrapped._torch_module
-        # There is none after a fallback.
-        has_graph = hasattr(inner, "_execution_manager")
-        # Whoever follows what a model's forward reaches must not come to ORTModule's own objects from here.
-        self._graphs = weakref.ref(inner._execution_manager(True)._graph_transition_manager) if has_graph else _nothing
-        self._seen: Callable[[], Any] = _nothing
 
-    def of_new_export(self) -> list[str]:
-        """Returns their names if the module has exported since the last call, otherwise none."""
-        exported = getattr(self._graphs(), "_post_export_processed_model_info", None)
-        if exported is None or exported is self._seen():
-            return []
-        self._seen = weakref.ref(exported)
-        return list(exported.module_forward_output_schema.buffers)
+@contextlib.contextmanager
+def values_before() -> Iterator[dict[str, Tensor]]:
+    """Collects what each buffer that a forward moves meanwhile was before, by its name in the exported model."""
+    collected: dict[str, Tensor] = {}
+    token = _values_before.set(collected)
+    try:
+        yield collected
+    finally:
+        _values_before.reset(token)
 
 
 def install() -> None:
@@ -94,6 +93,7 @@ def install() -> None:
         rest = moved + len(expected.buffers)
         model = self._flattened_module._original_module
         expected.decisions.compare(ort_flatten_outputs[rest:])
+        expected.keep_values_before(model)
         if expected.batch_norms:
             statistics.update(model, expected.batch_norms, ort_flatten_outputs[count:moved])
         if expected.buffers:

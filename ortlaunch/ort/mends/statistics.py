@@ -171,6 +171,16 @@ def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bia
     return x * scale.reshape(shape) + offset.reshape(shape)
 
 
+def buffers_of(model: torch.nn.Module, modules: Sequence[str]) -> list[str]:
+    """Returns the names of the buffers that `update` changes."""
+    names = []
+    for name in dict.fromkeys(modules):
+        there = model.get_submodule(name)._buffers
+        kept = (one for one in ("running_mean", "running_var", "num_batches_tracked") if there[one] is not None)
+        names += [f"{name}.{one}" if name else one for one in kept]
+    return names
+
+
 @torch.no_grad()
 def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
     """Updates the running statistics of `model`'s BatchNorm modules as their own forward does, once for each entry.
