@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import OrtZero3
 from ortlaunch.models import modes
+from ortlaunch.ort.verify.state import copied_buffers
 
 _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -44,18 +45,20 @@ MakeOrtModule = Callable[[nn.Module, str], nn.Module]
 class OrtBlock:
     """Replaces a block's ``forward``."""
 
-    def __init__(self, block: nn.Module, path: str, make: MakeOrtModule, mode: OrtZero3) -> None:
+    def __init__(self, block: nn.Module, path: str, make: MakeOrtModule, mode: OrtZero3, may_fall_back: bool) -> None:
         """
         Args:
             block: the block, with its original forward.
             path: its path in the model, for messages and file names.
             make: creates the block's ORTModules; called at its first forward, because the parameters exist only then.
             mode: how the parameters are available to the backward.
+            may_fall_back: whether PyTorch runs the block where ONNX Runtime cannot.
         """
         self.block = block
         self.path = path
         self._make = make
         self._mode = mode
+        self._may_fall_back = may_fall_back
         self._forward = block.forward
         self._signatures: list[_Signature] = []
 
@@ -139,6 +142,8 @@ class OrtBlock:
                     return run(*inputs)
             # The first pass must also run the training graph. Without gradients ORTModule would run the graph without
             # dropout, and the loss would belong to another function than the gradients.
+            # PyTorch, which runs after a fallback, moves buffers in place.
+            before.update(copied_buffers(signature.original) if self._may_fall_back else {})
             with torch.enable_grad(), outputs.values_before() as values:
                 results = run(*inputs)
             before.update(values)
@@ -224,13 +229,13 @@ class _Signature:
         return pytree.tree_unflatten(leaves, self.original.output_structure)
 
 
-def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) -> None:
+def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3, *, may_fall_back: bool) -> None:
     """Makes ONNX Runtime run the blocks, and DeepSpeed gather and free each of them as a whole."""
     from deepspeed.utils import set_z3_leaf_module
 
     for path, block in blocks.items():
         # This is a plain attribute, so that the module tree and the names of the parameters do not change.
-        block.forward = OrtBlock(block, path, make, mode)  # type: ignore[method-assign]
+        block.forward = OrtBlock(block, path, make, mode, may_fall_back)  # type: ignore[method-assign]
         # The hook comes before DeepSpeed's own hooks, which must see its result.
         block.register_forward_pre_hook(block.forward.ask_for_gradients, with_kwargs=True)
         set_z3_leaf_module(block, True)

@@ -136,7 +136,12 @@ def wrap_blocks(
 
     found = find_blocks(model, cfg.blocks)
     # The sessions get no arena, in which each of them would keep its peak memory, once per block.
-    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
+    attach(
+        found,
+        _prepare(model, cfg, threads, onnx_dir, arena=False),
+        cfg.zero3,
+        may_fall_back=cfg.fallback is Fallback.warn,
+    )
     return model
 
 

@@ -292,6 +292,16 @@ def test_with_warn_a_block_falls_back_and_says_which(tmp_path: Path, zero3: OrtZ
     assert session.fallback_reason(ort).startswith("blocks.1: ")
 
 
+@BOTH
+def test_a_buffer_moves_once_in_a_block_that_has_fallen_back(tmp_path: Path, zero3: OrtZero3) -> None:
+    model = Stack(nn.Sequential(Counted()), nn.Sequential(Modulus(), Counted()))
+    ort = wrapped(model, tmp_path, fallback=Fallback.warn, zero3=zero3)
+    for _ in range(2):
+        ort(torch.ones(2, 8, requires_grad=True)).sum().backward()
+    assert [block.calls.item() for block in (ort.blocks[0][0], ort.blocks[1][1])] == [2, 2]
+    assert session.fallback_reason(ort).startswith("blocks.1: ")
+
+
 def test_what_forward_reaches_ends_before_ortmodules_own_objects(tmp_path: Path) -> None:
     """What these reach changes by itself, and a run whose model reaches a value that changes is refused."""
     ort = wrapped(Stack(Scale(), Scale()), tmp_path)

@@ -111,7 +111,15 @@ def _put(model: torch.nn.Module, values: Mapping[str, Tensor]) -> None:
 def restored(model: torch.nn.Module) -> Iterator[None]:
     """Restores the buffers that change while `model` is traced, each as the same tensor object."""
     before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
-    yield
+    try:
+        yield
+    finally:
+        # PyTorch may go on where an export has failed.
+        _restore(model, before)
+
+
+def _restore(model: torch.nn.Module, before: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Restores buffers, given as what they were and a copy of their values."""
     after = dict(model.named_buffers())
     for name, (buffer, value) in before.items():
         if after.get(name) is buffer and _equal(buffer, value):
