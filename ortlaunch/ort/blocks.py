@@ -17,9 +17,11 @@ gathered and freed as a whole.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,9 @@ _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 _Constants = list[tuple[Any, ...] | None]
 """For each leaf of a structure: None for a tensor, otherwise the value and a key that identifies it."""
+
+Watch = Callable[[nn.Module, list[Tensor]], None]
+"""Is given the ORTModule that has run a block, and its tensors, while the block's parameters are gathered."""
 
 MakeOrtModule = Callable[[nn.Module, str], nn.Module]
 """Wraps a module in an ORTModule; the second argument distinguishes the files of its graphs."""
@@ -78,7 +83,22 @@ class OrtBlock:
             outputs = self._held(signature.ort_module, tensors)
         else:
             outputs = self._recomputed(signature, tensors)
+        watch = _watches.get(self)
+        if watch is not None:
+            watch(signature.ort_module, tensors)
         return signature.rebuild(outputs)
+
+    def watched_by(self, watch: Watch | None) -> None:
+        """Has `watch` called after each forward; None for nothing."""
+        if watch is None:
+            _watches.pop(self, None)
+        else:
+            _watches[self] = watch
+
+    def in_pytorch(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the block's own forward."""
+        with _plain_linear():
+            return self._forward(*args, **kwargs)
 
     def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward pre-hook of the block: makes a positional input require a gradient.
@@ -100,6 +120,14 @@ class OrtBlock:
                 )
             positional[index] = positional[index].detach().requires_grad_()
         return tuple(positional), bound.kwargs
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OrtBlock:
+        """A copy of a block has no sessions; it makes its own at its first forward."""
+        copied = memo[id(self)] = OrtBlock.__new__(OrtBlock)
+        shared = {"path": self.path, "_make": self._make, "_mode": self._mode, "_may_fall_back": self._may_fall_back}
+        vars(copied).update(shared, _signatures=[])
+        copied.block, copied._forward = copy.deepcopy(self.block, memo), copy.deepcopy(self._forward, memo)
+        return copied
 
     def _signature(self, constants: _Constants, structure: pytree.TreeSpec) -> _Signature:
         """Returns the ORTModule for arguments of this structure and with these constants."""
@@ -160,6 +188,10 @@ class OrtBlock:
             # The hook is called after ONNX Runtime's backward. The closure lives as long as the node.
             node.register_hook(lambda *_: held.clear())
         return outputs
+
+
+_watches: WeakKeyDictionary[OrtBlock, Watch] = WeakKeyDictionary()
+"""Not attributes: a copy of a block has none, and what a watch changes is no state of the model."""
 
 
 class _Original(nn.Module):

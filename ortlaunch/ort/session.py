@@ -151,9 +151,15 @@ def opset() -> int:
 
 
 def is_active(wrapped: torch.nn.Module) -> bool:
-    """Whether ONNX Runtime ran the training forward of this ORTModule, or of all blocks, and none has fallen back."""
+    """Whether ONNX Runtime ran the training forward of this ORTModule, or of all blocks, and none has fallen back.
+
+    A block that is called without gradients (frozen, under ``torch.no_grad``) has none but that for evaluation.
+    """
     parts = _parts(wrapped)
-    return bool(parts) and all(any(map(_trains, part)) and not any(map(_fell_back, part)) for part in parts.values())
+    return bool(parts) and all(
+        any(_trains(one) or (path and _evaluates(one)) for one in part) and not any(map(_fell_back, part))
+        for path, part in parts.items()
+    )
 
 
 def fallback_reason(wrapped: torch.nn.Module) -> str | None:
@@ -209,6 +215,11 @@ def _parts(wrapped: torch.nn.Module) -> dict[str, list[Any]]:
 def _trains(ort_module: Any) -> bool:
     manager = training_manager(ort_module)
     return manager is not None and manager._execution_agent is not None
+
+
+def _evaluates(ort_module: Any) -> bool:
+    inner = ort_module._torch_module
+    return hasattr(inner, "_execution_manager") and inner._execution_manager(False)._execution_agent is not None
 
 
 def _fell_back(ort_module: Any) -> bool:

@@ -14,6 +14,7 @@ from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsErro
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort.verify.sizes import Sizes, is_new, sizes_of
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
@@ -22,10 +23,6 @@ from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
-
-_MOST_SIZES = 32
-"""Sizes of batches that are compared with PyTorch; data may have other ones in every step."""
-_Sizes = tuple[tuple[int, ...], ...]
 
 
 class BackendRun:
@@ -150,8 +147,8 @@ class OrtRun(BackendRun):
         """Evaluated batches up to the last batch that was trained on."""
         self._evaluations = 0
         self._evaluation_state = EvaluationState()
-        self._sizes: set[_Sizes] = set()
-        self._evaluated_sizes: set[_Sizes] = set()
+        self._sizes: set[Sizes] = set()
+        self._evaluated_sizes: set[Sizes] = set()
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
@@ -161,11 +158,11 @@ class OrtRun(BackendRun):
 
         begin = time.perf_counter()
         self._task = task
-        self._sizes.update(map(_sizes_of, batches))
+        self._sizes.update(map(sizes_of, batches))
         here = [self._given(batch) for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
-            found = block_findings(model, task, precision, here)
+            found = block_findings(model, task, precision, here, self._cfg.allow)
         else:
             found = QuickCheck(model, task, precision).findings(here)
         for finding in found:
@@ -244,9 +241,9 @@ class OrtRun(BackendRun):
         """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
         from ortlaunch.ort.mends import decisions
 
-        is_new = _is_new(_sizes_of(batch), self._sizes)
+        has_new_sizes = is_new(sizes_of(batch), self._sizes)
         # With a graph for each block, there is no whole model to compare.
-        if not is_new or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
+        if not has_new_sizes or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
             return False
         error = self._gradient_error(batch)
         decisions.take_unverified()  # The comparison has computed the same values again.
@@ -279,7 +276,7 @@ class OrtRun(BackendRun):
 
         self._evaluated += 1
         is_due = self._evaluated & (self._evaluated - 1) == 0
-        is_due |= _is_new(_sizes_of(batch), self._evaluated_sizes)
+        is_due |= is_new(sizes_of(batch), self._evaluated_sizes)
         unverified = decisions.take_unverified_in_evaluation()
         if self._task is None:
             return
@@ -357,18 +354,6 @@ def _is_due(step: int, every: int | None) -> bool:
         return every > 0 and step % every == 0
     times, rest = divmod(step, FIRST_RECHECK)
     return rest == 0 and times > 0 and times & (times - 1) == 0
-
-
-def _sizes_of(batch: Batch) -> _Sizes:
-    return tuple(tuple(tensor.shape) for tensor in batch.values())
-
-
-def _is_new(sizes: _Sizes, known: set[_Sizes]) -> bool:
-    """Whether sizes are not among few known ones, to which they are added."""
-    if sizes in known or len(known) >= _MOST_SIZES:
-        return False
-    known.add(sizes)
-    return True
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:

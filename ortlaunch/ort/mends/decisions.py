@@ -153,6 +153,17 @@ def enforce() -> None:
     _enforced = True
 
 
+@contextlib.contextmanager
+def not_noted() -> Iterator[None]:
+    """Forgets the decisions that a comparison with PyTorch meets."""
+    before = [(kept, list(kept)) for kept in (_unverified, _unverified_in_evaluation)]
+    try:
+        yield
+    finally:
+        for kept, noted in before:
+            kept[:] = noted
+
+
 def take_unverified_in_evaluation() -> list[tuple[Decision, Tensor]]:
     """Returns the decisions that differ in the batches evaluated since the last call, with the values."""
     taken = list(_unverified_in_evaluation)

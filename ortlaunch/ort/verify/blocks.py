@@ -1,37 +1,54 @@
 """The check at the start of a run under ZeRO 3, where ONNX Runtime runs the model block by block.
 
-The parameters of a block exist only while it runs. So the model is run on the batches, and the first block of each
-class records the arguments of its calls. At the end of the last forward it is checked as a model of its own.
+The parameters of a block exist only while it runs. So the model is run on the batches, and a block is compared with
+PyTorch at the end of its forward: the first block of each class as a model of its own, with the arguments of its calls,
+and the outputs and gradients of the other ones, and of further ways to call it. `beside` then looks for what blocks
+leave for the rest of the model beside their outputs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import Allow
 from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort import session
 from ortlaunch.ort.blocks import OrtBlock, attached
+from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.verify.beside import beside
+from ortlaunch.ort.verify.block_errors import BlockTask, gradients_error, outputs_error
 from ortlaunch.ort.verify.pair import Context
+from ortlaunch.ort.verify.sizes import Sizes, is_new, sizes_of
 from ortlaunch.ort.verify.start import QuickCheck
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
+_ADVICE = "Use trainer.zero_stage=2"
 
-def block_findings(model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch]) -> list[Finding]:
+
+def block_findings(
+    model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch], allow: Sequence[Allow] = ()
+) -> list[Finding]:
     """Returns the problems of the blocks of a model under ZeRO 3; see `QuickCheck.findings`.
+
+    From then on, each block is compared with PyTorch where the sizes of its inputs are new, and in some evaluations.
 
     Args:
         model: the model that `session.wrap_blocks` returned, under DeepSpeed.
         task: how the model is called.
         precision: the context in which the run calls the model.
         batches: at least two, on the model's device. All workers have the same number of them.
+        allow: findings that do not stop the run.
 
     Raises:
-        RequestError: a block is in evaluation mode, and would pass no gradients on to weights that are trained.
+        RequestError: a block is in evaluation mode, and would pass no gradients on to weights that are trained, or
+            forward calls a block more than once, or none.
     """
     for block in attached(model):
         if not block.block.training and _has_trained_weights(model, up_to=block.block):
@@ -40,20 +57,32 @@ def block_findings(model: torch.nn.Module, task: Task, precision: Context, batch
                 "gradients: keep its parts in eval() instead of the block itself, or use trainer.zero_stage=2 or "
                 "backend=eager"
             )
+    if not batches:
+        return []
     first_of_class = {type(block.block): block for block in reversed(attached(model))}
-    watches = [_Watch(block, precision, passes=len(batches)) for block in first_of_class.values()]
+    passes = _Passes(precision, len(batches))
+    watches = [_Watch(block, passes, is_first=first_of_class[type(block.block)] is block) for block in attached(model)]
     with same_random_numbers():
         state = ModelState(model)
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches):
+                passes.current = number
                 # Without gradients, the blocks would export and run the graph without dropout.
-                with precision():
+                with precision(), trace_warnings() as new:
                     task.outputs(model, batch)
+                passes.warnings += new
         finally:
+            state.restore()
             for watch in watches:
                 watch.end()
-            state.restore()
-    return [finding for watch in watches for finding in watch.findings]
+        _check_calls(watches)
+        left = beside(
+            attached(model), lambda batch: task.outputs(model, copied(batch)), batches[0], batches[-1], precision, state
+        )
+    for watch in watches:
+        watch.block.watched_by(_Training(watch, precision, allow))
+    found = [finding for watch in watches for finding in watch.findings]
+    return [*found, *([left] if left is not None else [])]
 
 
 def _has_trained_weights(model: torch.nn.Module, *, up_to: torch.nn.Module) -> bool:
@@ -64,48 +93,134 @@ def _has_trained_weights(model: torch.nn.Module, *, up_to: torch.nn.Module) -> b
     return any(parameter.requires_grad for parameter in parameters[: last + 1])
 
 
-class _Call:
-    """Replaces the task by a block's call: the batch contains its tensors in order."""
+def _check_calls(watches: list[_Watch]) -> None:
+    if not any(watch.most_calls for watch in watches):
+        raise RequestError(
+            f"the model's forward calls none of its blocks ({watches[0].block.path} …), perhaps only parts of them, "
+            "and ONNX Runtime would run nothing: choose other blocks by backend.blocks, or use trainer.zero_stage=2 "
+            "or backend=eager"
+        )
+    for watch in watches:
+        if watch.most_calls > 1 and any(parameter.requires_grad for parameter in watch.block.block.parameters()):
+            raise RequestError(
+                f"the block {watch.block.path} is called {watch.most_calls} times in one forward, and with "
+                "backend=ort and trainer.zero_stage=3 DeepSpeed reduces a block's gradients after each of them: choose "
+                "other blocks by backend.blocks, or use trainer.zero_stage=2 or backend=eager"
+            )
 
-    def outputs(self, module: torch.nn.Module, batch: Batch) -> Any:
-        return module(*batch.values())
 
-    def loss(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """A sum of all outputs with weights that differ, so that every element's gradient counts."""
-        tensors = [x for x in pytree.tree_leaves(self.outputs(module, batch)) if isinstance(x, torch.Tensor)]
-        return sum((_weighted(x) for x in tensors if x.requires_grad), torch.zeros(()))
+@dataclass
+class _Passes:
+    """The passes over the run's first batches."""
+
+    precision: Context
+    count: int
+    current: int = 0
+    warnings: list[TraceWarning] = field(default_factory=list)
+
+    @property
+    def are_ending(self) -> bool:
+        return self.current == self.count - 1
 
 
 class _Watch:
-    """Replaces a block's forward for some passes, and checks the block in the last one."""
+    """Compares a block in the passes at the start."""
 
-    def __init__(self, block: OrtBlock, precision: Context, passes: int) -> None:
+    def __init__(self, block: OrtBlock, passes: _Passes, *, is_first: bool) -> None:
+        """
+        Args:
+            block: the block.
+            passes: the passes.
+            is_first: whether it is the first of its class, which is checked as a model of its own.
+        """
+        self.block = block
         self.findings: list[Finding] = []
-        self._block = block
-        self._precision = precision
+        self.sizes: set[Sizes] = set()
+        """Those of the tensors that it was called with."""
+        self.most_calls = 0
+        self._calls = [0] * passes.count
         self._passes = passes
-        self._calls: list[Batch] = []
-        self._warnings: list[TraceWarning] = []
-        block.block.forward = self  # type: ignore[method-assign]
+        self._is_first = is_first
+        self._inputs: list[Batch] = []
+        block.watched_by(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = pytree.tree_leaves((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._calls.append(copied({f"input {n}": tensor for n, tensor in enumerate(tensors)}))
-        with trace_warnings() as warnings:
-            outputs = self._block(*args, **kwargs)
-        self._warnings += warnings
-        # A block that is called in several ways has a graph for each. Only the first one is checked.
-        if len(self._calls) == self._passes and len(self._block.ort_modules) == 1:
-            check = QuickCheck(self._block.ort_modules[0], _Call(), self._precision)  # type: ignore[arg-type]
-            self.findings = check.findings(self._calls, self._warnings)
-        return outputs
+    def __call__(self, ort_module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+        passes = self._passes
+        self._calls[passes.current] += torch.is_grad_enabled()
+        self.most_calls = max(self._calls)
+        inputs = named(tensors)
+        is_new(sizes_of(inputs), self.sizes)
+        if self._is_first and torch.is_grad_enabled() and ort_module is self.block.ort_modules[0]:
+            self._inputs.append(copied(inputs))
+            if passes.are_ending and len(self._inputs) > 1 and not self.findings:
+                check = QuickCheck(ort_module, BlockTask(), passes.precision)  # type: ignore[arg-type]
+                self.findings = check.findings(self._inputs, passes.warnings)
+                self._is_first = False
+        elif passes.current and not self.findings:
+            self._compare(ort_module, inputs)
 
     def end(self) -> None:
-        """Restores the block's forward."""
-        self._block.block.forward = self._block  # type: ignore[method-assign]
+        """Lets the block go on without it."""
+        self.block.watched_by(None)
+
+    def _compare(self, ort_module: torch.nn.Module, inputs: Batch) -> None:
+        if session.fallback_reason(ort_module) is not None:
+            return
+        error = outputs_error(ort_module, inputs, self._passes.precision)
+        kind = Allow["wrong_outputs"]
+        if error is None and self._passes.are_ending and torch.is_grad_enabled():
+            error, kind = gradients_error(ort_module, inputs, self._passes.precision), Allow["wrong_gradients"]
+        if error is not None:
+            self.findings = [Finding(kind, f"in the block {self.block.path}, {error}", _ADVICE)]
 
 
-def _weighted(tensor: torch.Tensor) -> torch.Tensor:
-    weights = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float64).cos()
-    return (tensor * weights.reshape(tensor.shape).to(tensor.dtype)).sum()
+class _Training:
+    """Compares a block while the run trains: where the sizes of its inputs are new, and in some evaluations.
+
+    Nothing of it needs the other workers, whose batches have other sizes.
+    """
+
+    def __init__(self, watch: _Watch, precision: Context, allow: Sequence[Allow]) -> None:
+        self._path = watch.block.path
+        self._precision = precision
+        self._allow = set(allow)
+        self._sizes = set(watch.sizes)
+        self._evaluated_sizes: set[Sizes] = set()
+        self._evaluated = 0
+
+    def __call__(self, ort_module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
+        if session.fallback_reason(ort_module) is not None:
+            return
+        inputs = named(tensors)
+        with decisions.not_noted():
+            find = self._error_in_training if torch.is_grad_enabled() else self._error
+            error = find(ort_module, inputs)
+        if error is None:
+            return
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        where = "" if torch.is_grad_enabled() else "in evaluation mode, "
+        raise RequestError(
+            f"{where}in the block {self._path}, called with tensors of {shapes}, {error}: its forward goes by a size, "
+            "or by a value of Python that changes, and ONNX Runtime's graph does what it did in the trace. Use no loop "
+            "or branch over sizes, keep what changes in buffers, use backend=eager, or accept it with "
+            f"backend.allow=[{'frozen_branch' if torch.is_grad_enabled() else 'wrong_outputs'}]"
+        )
+
+    def _error_in_training(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
+        if self._allow - {Allow["stale_buffers"]} or not is_new(sizes_of(inputs), self._sizes):
+            return None
+        found = outputs_error(ort_module, inputs, self._precision)
+        return found or gradients_error(ort_module, inputs, self._precision)
+
+    def _error(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
+        self._evaluated += 1
+        is_due = self._evaluated & (self._evaluated - 1) == 0
+        is_due |= is_new(sizes_of(inputs), self._evaluated_sizes)
+        if not is_due or Allow["wrong_outputs"] in self._allow:
+            return None
+        return outputs_error(ort_module, inputs, self._precision)
+
+
+def named(tensors: Sequence[Any]) -> Batch:
+    """A block's tensors as a batch."""
+    return {f"input {number}": tensor for number, tensor in enumerate(tensors)}

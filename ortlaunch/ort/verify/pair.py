@@ -62,7 +62,7 @@ class Pair:
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
-        with self._chance(), _as_in_training(), self._precision(), Reference() as reference:
+        with self._chance(), as_in_training(), self._precision(), Reference() as reference:
             before = random_state()
             outputs = self._task.outputs(self._plain, copied(batch))
             self.draws_elsewhere |= random_state() != before
@@ -73,7 +73,7 @@ class Pair:
     def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
         """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
         self._state.restore()
-        with _as_in_training(), self._precision(), Reference() as reference, entered() as checkpoints:
+        with as_in_training(), self._precision(), Reference() as reference, entered() as checkpoints:
             self._task.outputs(self._plain, copied(batch))
         if checkpoints:
             # Their second computation, in the backward, changes buffers too.
@@ -87,7 +87,7 @@ class Pair:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""
 
         def forward(*, other: bool = False) -> NamedTensors:
-            with same_random_numbers(), _as_in_training(), self._precision(), Reference():
+            with same_random_numbers(), as_in_training(), self._precision(), Reference():
                 return named_tensors(self._task.outputs(self._plain, copied(another if other else batch)))
 
         def step() -> NamedTensors:
@@ -158,7 +158,7 @@ class Pair:
         self._state.restore()
         try:
             model = copy.deepcopy(self._plain).double()
-            with _as_in_training(), Reference():
+            with as_in_training(), Reference():
                 return named_tensors(self._task.outputs(model, in_fp64(batch)))
         except Exception:
             return None
@@ -213,7 +213,7 @@ def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:
 
 
 @contextlib.contextmanager
-def _as_in_training() -> Iterator[None]:
+def as_in_training() -> Iterator[None]:
     """Has PyTorch track gradients, which models look at and set hooks on, and save nothing for a backward."""
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
         yield

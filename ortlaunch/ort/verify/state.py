@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -82,16 +82,26 @@ def in_fp64(batch: Batch) -> Batch:
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Restores the random state of Python, NumPy and torch; ONNX Runtime's own follows the next ``manual_seed``."""
-    python, array, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    devices: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    restore = saved_random_numbers()
     try:
         yield
     finally:
+        restore()
+
+
+def saved_random_numbers() -> Callable[[], None]:
+    """Saves the random state of Python, NumPy and torch; returns the function that restores it."""
+    python, array, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    devices: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+
+    def restore() -> None:
         random.setstate(python)
         numpy.random.set_state(array)
         torch.set_rng_state(cpu)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)
+
+    return restore
 
 
 def random_state() -> tuple[Any, ...]:
