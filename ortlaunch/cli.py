@@ -111,10 +111,9 @@ def dispatch(arguments: list[str]) -> int:
 
 def _unknown_verb(name: str) -> str:
     # Imported here, because few command lines need it.
-    import difflib
+    from ortlaunch.base.nearest import nearest
 
-    close = difflib.get_close_matches(name, VERBS, n=1, cutoff=0.7)
-    meant = _MEANT.get(name) or next(iter(close), None)
+    meant = _MEANT.get(name) or nearest(name, VERBS)
     hint = f" Did you mean ortlaunch {meant}?" if meant else ""
     return (
         f"{name}: no such command.{hint} Commands: {', '.join(VERBS)}; keys are given as KEY=VALUE (ortlaunch --help)"

@@ -266,6 +266,9 @@ def test_a_store_that_another_process_has_locked_is_not_called_broken(tmp_path: 
         writer.execute("insert into alembic_version values (?)", (newest,))
         (line,) = tracking.mlflow(f"{uri}?timeout=3")
         assert line.level is Level.ok and f"0 runs in {path}" in line.text
+        writer.execute("insert into runs values ('one')")
+        (line,) = tracking.mlflow(uri)
+        assert f"1 run in {path}" in line.text
         writer.execute("begin exclusive")
         (line,) = tracking.mlflow(uri)
     assert line.level is Level.warning and "locked" in line.text and line.fix is None

@@ -41,13 +41,8 @@ def replace(path: Path, content: bytes, mode: int | None = None) -> None:
         raise
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically with this text. If a secret was removed from it, the file is for its owner alone."""
-    replace(path, text.encode(), PRIVATE if is_hidden(text) else None)
-
-
-def write_record(path: Path, text: str, errors: str = "strict") -> None:
-    """Replaces a file about a run atomically with this text, from which secrets were removed.
+def replace_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Replaces a file atomically with this text, from which secrets were removed.
 
     Where some were, what is left of the text is for the owner alone: not every secret can be recognized.
 
@@ -59,7 +54,7 @@ def write_record(path: Path, text: str, errors: str = "strict") -> None:
     Raises:
         OSError: the file cannot be written. The old file is unchanged.
     """
-    replace(path, text.encode(errors=errors), PRIVATE if is_hidden(text) else 0o666)
+    replace(path, text.encode(errors=errors), PRIVATE if is_hidden(text) else None)
 
 
 def is_there(path: Path) -> bool:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ortlaunch.base.text import counted
+
 _STYLE = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim", "not reached": "dim"}
 _MOST = 6
 """Number of list entries that are printed; the JSON contains all."""
@@ -58,7 +60,7 @@ def _status(part: Part) -> str:
 def _structure(part: dict[str, Any]) -> list[str]:
     lines = list(part["problems"])
     if part["parameters"]:
-        lines.append(f"{part['parameters']:,} parameters, {part['buffers']} buffers")
+        lines.append(f"{counted(part['parameters'], 'parameter')}, {counted(part['buffers'], 'buffer')}")
     for word in ("inputs", "outputs"):
         if part[word]:
             lines.append(f"{word}: " + ", ".join(f"{one['name']} {one['shape']} {one['dtype']}" for one in part[word]))
@@ -115,7 +117,7 @@ def _parity(part: Part) -> list[str]:
     if part["error"]:
         return [f"failed: {part['error']}"]
     lines = [
-        f"{name:<10} {_comparison(part[name])}" + (f", after {part['steps']} steps" if later else "")
+        f"{name:<10} {_comparison(part[name])}" + (f", after {counted(part['steps'], 'step')}" if later else "")
         for name, later in (
             ("loss", False),
             ("outputs", False),
@@ -158,7 +160,7 @@ def _randomness(part: Part) -> list[str]:
 def _cost(part: Part) -> list[str]:
     if part is None or not part["backends"]:
         return []
-    lines = [f"batch of {part['batch_size']}, {part['threads']} threads"]
+    lines = [f"batch of {part['batch_size']}, {counted(part['threads'], 'thread')}"]
     for name, one in part["backends"].items():
         if one["error"]:
             lines.append(f"{name:<8} {one['error']}")
@@ -169,7 +171,7 @@ def _cost(part: Part) -> list[str]:
             )
     if part["export_seconds"] is not None:
         pays = part["pays_off_after_steps"]
-        after = "never pays for itself" if pays is None else f"has paid for itself after {pays} steps"
+        after = "never pays for itself" if pays is None else f"has paid for itself after {counted(pays, 'step')}"
         lines.append(f"ORT's export of {part['export_seconds']:.1f} s {after} against eager")
     return lines
 

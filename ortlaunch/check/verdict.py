@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ortlaunch.base.text import counted
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Structure
 from ortlaunch.ort.verify.comparison import TensorComparison
 
@@ -63,7 +64,7 @@ def _parity_reason(parity: Parity | None) -> tuple[str, str] | None:
     if parity.stale_buffers:
         count = len(parity.stale_buffers)
         return (
-            f"{count} buffer{'s' if count > 1 else ''} ({parity.stale_buffers[0]}) would not move under ONNX Runtime",
+            f"{counted(count, 'buffer')} ({parity.stale_buffers[0]}) would not move under ONNX Runtime",
             "change to a layer without running statistics (GroupNorm, LayerNorm) in the model",
         )
     groups = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import counted
 from ortlaunch.compare.runs import RATES, RunRow, row_of
 from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
 from ortlaunch.run.run import Run
@@ -95,7 +96,7 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
         base, why = named[0] if len(named) == 1 else row_of(_baseline(client, ids, selection.baseline)), ""
     is_older = base.run_id not in [row.run_id for row in rows]
     if more:
-        notes.append(f"the last {last} runs{' and the baseline' if is_older else ''} only: more by --last N")
+        notes.append(f"the last {counted(last, 'run')}{' and the baseline' if is_older else ''} only: more by --last N")
     if is_older:
         rows.insert(0, base)
     return Chosen(rows, base.run_id, notes, why)

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ortlaunch.base.text import public_text
+from ortlaunch.base.text import counted, public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
@@ -81,7 +81,7 @@ def _with_bars(comparison: Comparison) -> list[tuple[int, Group]]:
 
 def _title(comparison: Comparison) -> str:
     count = len(comparison.rows)
-    parts = [f"{count} run{'s' if count > 1 else ''}"]
+    parts = [counted(count, "run")]
     if unfinished := sum(row.status != "FINISHED" for row in comparison.rows):
         parts.append(f"{unfinished} of them not finished")
     parts.append(f"baseline {_short(comparison.baseline.label)}")

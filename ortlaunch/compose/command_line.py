@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import shlex
 from typing import NoReturn
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.keys import is_switch
 from ortlaunch.config.meant import meant_key
 
-_ALIKE = 0.8
 _COMPLETION = r"(install|uninstall|query)=(bash|zsh|fish)"
 
 
@@ -56,8 +55,8 @@ def _refuse(message: str) -> NoReturn:
 def _unknown_option(option: str, arguments: list[str], parser: argparse.ArgumentParser) -> str:
     name, equals, value = option.partition("=")
     known = [text for action in parser._actions for text in action.option_strings]
-    if alike := difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE):
-        return f"{name}: no such option: did you mean {alike[0]}? (ortlaunch --help)"
+    if meant := nearest(name, known):
+        return f"{name}: no such option: did you mean {meant}? (ortlaunch --help)"
     text = f"{name}: no such option; keys are given as KEY=VALUE"
     key = meant_key(name.lstrip("-"))
     if key is None:

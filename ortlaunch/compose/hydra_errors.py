@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import re
 from traceback import walk_tb
 
 import yaml
 
+from ortlaunch.base.nearest import nearest
 from ortlaunch.base.yaml_files import fault_of
 from ortlaunch.config.load import first_line, in_words
 from ortlaunch.config.meant import unknown_key
@@ -90,7 +90,9 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if not name:
         return f"{group}=: no option is named (there are {', '.join(available)})"
     elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
-    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    if not elsewhere and (alike := nearest(name, available)):
+        elsewhere = [f"{group}={alike}"]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else ""
     return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
 
 
@@ -101,11 +103,6 @@ def _unknown_key(key: str) -> str:
     if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
         return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"
     return unknown_key(key)
-
-
-def _nearest(name: str, names: list[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f". Did you mean {prefix}{found[0]}?" if found else ""
 
 
 def _cause(error: Exception) -> str:

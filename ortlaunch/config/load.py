@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import write_record
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
 from ortlaunch.config.items import check_items
@@ -114,7 +114,7 @@ def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
 
 def save_config(config: Config, path: Path) -> None:
     """Writes a resolved configuration without its secrets. `load_config` reads it."""
-    write_record(path, OmegaConf.to_yaml(OmegaConf.create(hidden("", to_dict(config)))))
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.create(hidden("", to_dict(config)))))
 
 
 def load_config(path: Path) -> Config:

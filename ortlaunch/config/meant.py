@@ -6,13 +6,11 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from ortlaunch.base.nearest import nearest
 from ortlaunch.config.keys import has_key, known_keys, schemas_of
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import FILLERS, KEYS, WORDS
 
-_ALIKE = 0.75
-"""The least similarity of a misspelt name to the right one. Below it, a guess is wrong more often than it helps."""
-_ALIKE_GROUPS = 0.6
 _LONGER = 2
 """The largest difference in length of a misspelt name: ``memory`` is not a misspelt ``pin_memory``."""
 _MANY = 2
@@ -104,7 +102,7 @@ def _group_of(plain: str) -> str:
     groups = _groups()
     if first in groups:
         return first
-    if found := _closest(first, groups, _ALIKE_GROUPS):
+    if found := _closest(first, groups):
         return found
     return WORDS.get(first, "") if WORDS.get(first) in groups else ""
 
@@ -160,14 +158,14 @@ def _by_spelling(asked: _Asked) -> list[str]:
     for key in _nearest_group_first([key for key in known_keys() if "." in key], asked.group):
         names.setdefault(key.rpartition(".")[2], (key,))
     names = KEYS | names
-    closest = _closest(asked.last, list(names), _ALIKE)
+    closest = _closest(asked.last, list(names))
     return list(names[closest]) if closest else []
 
 
 def _spelt_in(group: str, below: str) -> list[str]:
     """The key of a group whose part below the group has a similar spelling."""
     names = [key.partition(".")[2] for key in known_keys() if group and key.startswith(f"{group}.")]
-    closest = _closest(below, names, _ALIKE)
+    closest = _closest(below, names)
     return [f"{group}.{closest}"] if closest else []
 
 
@@ -205,18 +203,6 @@ def _nearest_group_first(keys: list[str], group: str) -> list[str]:
     return sorted(keys, key=rank)
 
 
-def _closest(name: str, names: list[str], cutoff: float) -> str | None:
-    """The name with the most similar spelling. A name that only differs by two swapped letters comes first."""
-    near = [other for other in names if abs(len(other) - len(name)) <= _LONGER]
-    swapped = [other for other in near if _is_swap(name, other)]
-    return next(iter(swapped or difflib.get_close_matches(name, near, n=1, cutoff=cutoff)), None)
-
-
-def _is_swap(name: str, other: str) -> bool:
-    apart = [at for at, (one, two) in enumerate(zip(name, other, strict=False)) if one != two]
-    return (
-        len(name) == len(other)
-        and len(apart) == 2
-        and name[apart[0]] == other[apart[1]]
-        and name[apart[1]] == other[apart[0]]
-    )
+def _closest(name: str, names: list[str]) -> str | None:
+    """The name with the most similar spelling. Of several hundred keys, only those of about the same length count."""
+    return nearest(name, [other for other in names if abs(len(other) - len(name)) <= _LONGER])

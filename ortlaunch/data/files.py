@@ -45,7 +45,7 @@ def check_paths(value: str, key: str = "data.path", suffix: str = "") -> None:
     """
     for part in _parts(value, key):
         if _exists(part):
-            _check_usable(_path(part), f"{key}={part}", suffix)
+            next(_regular_files(_path(part), f"{key}={part}", suffix))
         elif not glob.glob(str(_path(part)), recursive=True):
             raise RequestError(f"{key}={part}: no such file or folder, and no file matches it as a pattern")
 
@@ -83,35 +83,43 @@ def _parts(value: str, key: str) -> list[str]:
 def _expand(part: str, key: str, suffix: str) -> list[Path]:
     path = _path(part)
     if _exists(part):
-        _check_usable(path, f"{key}={part}", suffix)
-        files = sorted(_walk(path, suffix)) if path.is_dir() else [path]
-    elif glob.has_magic(part):
+        return sorted(_regular_files(path, f"{key}={part}", suffix))
+    if glob.has_magic(part):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
         # `**` matches folders and the files in them. Folders are walked only if the glob matches no file.
         files = [match for match in matches if match.is_file()]
-        files = files or [file for match in matches for file in sorted(_walk(match, suffix))]
+        files = files or [file for match in matches for file in sorted(_walk(match, suffix)) if file.is_file()]
     else:
         where = "" if path.is_absolute() else f" (looked in {Path.cwd()})"
         raise RequestError(f"{key}={part}: no such file or folder{where}")
-    files = [file for file in files if file.is_file()]
     if not files:
         raise RequestError(f"{key}={part}: matches no {suffix + ' ' if suffix else ''}file")
     return files
 
 
-def _check_usable(path: Path, given: str, suffix: str) -> None:
-    """Refuses what exists and cannot be read as data.
+def _regular_files(path: Path, given: str, suffix: str) -> Iterator[Path]:
+    """Yields a file, or the files in a folder, each as soon as it is found. There is at least one.
 
     Args:
         path: exists.
         given: the key with its value, for messages.
         suffix: the ending of the files to take from a folder.
+
+    Raises:
+        RequestError: the folder holds no such file, or the path is a device.
     """
-    if path.is_dir():
-        if not any(file.is_file() for file in _walk(path, suffix)):
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        is_empty = True
+        for file in _walk(path, suffix):
+            if file.is_file():
+                is_empty = False
+                yield file
+        if is_empty:
             kind = f"file that ends in {suffix}" if suffix else "file"
             raise RequestError(f"{given}: the folder holds no {kind} (names that begin with a dot are left out)")
-    elif not path.is_file():
+    else:
         raise RequestError(f"{given}: is neither a regular file nor a folder")
 
 

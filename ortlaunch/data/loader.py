@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import counted
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
 from ortlaunch.data.holdout import collate, held_out_batches, hold_out
 from ortlaunch.data.packing import PackedStream
@@ -228,7 +229,7 @@ def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | N
 
 def _too_small(source: Source, share: Share, batch_size: int) -> str:
     """The message for a source that has less than one batch for every rank."""
-    needed = f"{batch_size * share.world_size} samples a step"
+    needed = f"{counted(batch_size * share.world_size, 'sample')} a step"
     advice = "lower train.batch_size"
     if source.kind == "tokens":
         advice += " or data.seq_len"
@@ -238,8 +239,8 @@ def _too_small(source: Source, share: Share, batch_size: int) -> str:
     else:
         held = f"holds {source.samples} to train on"
     return (
-        f"train.batch_size={batch_size} on {share.world_size} workers takes {needed}, but {source.origin} {held}: "
-        f"{advice}, or give more data"
+        f"train.batch_size={batch_size} on {counted(share.world_size, 'worker')} takes {needed}, but "
+        f"{source.origin} {held}: {advice}, or give more data"
     )
 
 

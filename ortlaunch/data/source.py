@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import counted
 
 Tokens = NDArray[Any]
 """Token ids in one dimension, of any integer type."""
@@ -127,7 +128,7 @@ def check_enough(count: int, seq_len: int, origin: str) -> None:
         raise RequestError(f"{origin}: there is nothing in it; give data that is not empty")
     if count < seq_len:
         raise RequestError(
-            f"{origin}: holds {count} tokens, fewer than one sample of data.seq_len={seq_len}: "
+            f"{origin}: holds {counted(count, 'token')}, fewer than one sample of data.seq_len={seq_len}: "
             "lower data.seq_len or give more data"
         )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.base.ownership import why_foreign
+from ortlaunch.base.text import counted
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.serve.command import NEEDED
 from ortlaunch.serve.settings import Settings
@@ -84,7 +85,7 @@ def _users(path: Path) -> Iterator[Line]:
     if wrong:
         yield Line("service users", Level.error, f"sudo cannot act for {', '.join(wrong)}", "visudo", by_hand=True)
     else:
-        yield Line("service users", Level.ok, f"sudo may act for {len(names)} users of {path}")
+        yield Line("service users", Level.ok, f"sudo may act for {counted(len(names), 'user')} of {path}")
 
 
 def _problem(name: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ortlaunch.base.secrets import redacted
+from ortlaunch.base.text import counted
 from ortlaunch.config.tracking_uri import check_uri, default_uri, sqlite_path
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.doctor.machine import clock_line
@@ -61,7 +62,7 @@ def _file(path: Path, installed: str) -> Line:
     if store.needs_repair:
         fix = shlex.join(["python", "-m", "ortlaunch.tracking.make_store", "--repair", str(path)])
         return Line("mlflow", Level.error, store.problem, fix)
-    return Line("mlflow", Level.ok, f"{installed}; {store.runs} runs in {path}")
+    return Line("mlflow", Level.ok, f"{installed}; {counted(store.runs, 'run')} in {path}")
 
 
 def _foreign(path: Path, why: str) -> Line:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ortlaunch.base.text import counted
 from ortlaunch.launch.memory.band import size
 
 _STYLE = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red", "unknown": "bold"}
@@ -29,7 +30,7 @@ def render(report: dict[str, Any], console: Console) -> None:
     workers = report["world_size"]
     console.out(
         f"{report['model']}, backend={report['backend']}, trainer={report['trainer']}, {report['precision']}, "
-        f"micro-batch {report['batch_size']}, {workers} worker{'s' if workers > 1 else ''}; by {report['method']}",
+        f"micro-batch {report['batch_size']}, {counted(workers, 'worker')}; by {report['method']}",
         highlight=False,
     )
     if report["note"]:
@@ -64,7 +65,7 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
     machine = report["machine"]
     limit = machine["limit_bytes"]
     lines = [
-        f"a machine with its {len(report['workers'])} worker(s): {size(machine['low_bytes'])} to "
+        f"a machine with its {counted(len(report['workers']), 'worker')}: {size(machine['low_bytes'])} to "
         f"{size(machine['high_bytes'])}, likely {size(machine['peak_bytes'])}; "
         + (f"limit {size(limit)} ({machine['limit_source']})" if limit is not None else machine["limit_source"])
     ]
@@ -74,7 +75,7 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         lines.append(f"{size(loaders)} of it for the loader processes (data.workers)")
     if runs := report["calibrated_by_runs"]:
         how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
-        lines.append(f"calibrated by {runs} configuration{'s' if runs > 1 else ''} that ran on this machine{how}")
+        lines.append(f"calibrated by {counted(runs, 'configuration')} that ran on this machine{how}")
     if report["checkpointing_saves_bytes"] is not None:
         lines.append(
             f"train.activation_checkpointing=true would save {size(max(0, report['checkpointing_saves_bytes']))} of a "

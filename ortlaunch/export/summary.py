@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ortlaunch.base.text import counted
 from ortlaunch.export.record import ExportRecord, Port
 
 
@@ -28,15 +29,18 @@ def _findings(record: ExportRecord) -> list[str]:
     lines = _training(record)
     if found.get("parameters"):
         lines.append(
-            f"{found['parameters']} parameters under their own names, none folded: other weights put in are used"
+            f"{counted(found['parameters'], 'parameter')} under their own names, none folded: other weights "
+            "put in are used"
         )
     if found.get("unused_parameters"):
         lines.append(f"left out, as the forward does not use them: {', '.join(found['unused_parameters'])}")
     if found.get("dropout"):
         rates = sorted({round(rate, 6) for rate in found["dropout"]})
-        lines.append(f"{len(found['dropout'])} dropouts active (rate {', '.join(f'{rate:g}' for rate in rates)})")
+        lines.append(
+            f"{counted(len(found['dropout']), 'dropout')} active (rate {', '.join(f'{rate:g}' for rate in rates)})"
+        )
     if found.get("batch_norms"):
-        lines.append(f"{found['batch_norms']} BatchNorms on the batch's own statistics")
+        lines.append(f"{counted(found['batch_norms'], 'BatchNorm')} on the batch's own statistics")
     if found.get("shapes"):
         shapes = ", ".join("x".join(map(str, shape)) for shape in found["shapes"])
         lines.append(f"equal to PyTorch on {shapes}: largest relative error {found['largest_error']:.1e}")
@@ -54,7 +58,7 @@ def _training(record: ExportRecord) -> list[str]:
     optimizer = ", ".join(f"{key} {value:g}" for key, value in record.optimizer.items() if key != "name")
     count = len(record.trainable)
     parameters = sum(1 for name in record.frozen if not any(name == kept for kept in record.statistics.values()))
-    lines = [f"trains {count} parameters, {parameters} frozen; {record.optimizer['name']} ({optimizer})"]
+    lines = [f"trains {counted(count, 'parameter')}, {parameters} frozen; {record.optimizer['name']} ({optimizer})"]
     lines.append(f"gradients equal PyTorch's: largest relative error {record.findings['gradient_error']:.1e}")
     if record.statistics:
         lines.append(f"{len(record.statistics)} running statistics of BatchNorm leave each step as outputs NAME.next")

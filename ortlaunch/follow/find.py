@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 from ortlaunch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.table import queue_names
@@ -120,8 +120,8 @@ def _not_found_message(asked: str, folders: list[RunFolder]) -> str:
             f"there is no run {asked}: no run folder was found in {RUN_ROOT}/ or a known run root; name one by its path"
         )
     names = list(dict.fromkeys([*(f.run_id for f in folders), *(f.name for f in folders)]))
-    near = difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(asked, names)
+    hint = f"did you mean {near}? " if near else ""
     return (
         f"there is no run {asked} and no run folder of this name: {hint}give a run folder, its short id, its name or "
         "a job id (ortlaunch jobs)"

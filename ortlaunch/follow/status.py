@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.ownership import why_foreign
-from ortlaunch.base.text import json_text, say
+from ortlaunch.base.text import counted, json_text, say
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
@@ -118,7 +118,7 @@ def _unsent_end(row: Row, record: Record) -> str:
 
 
 def _where(row: Row) -> str:
-    nodes = f"{row.nodes} node{'s' if row.nodes > 1 else ''}" if row.nodes > 1 or row.job_id else ""
+    nodes = counted(row.nodes, "node") if row.nodes > 1 or row.job_id else ""
     job = f"{title_of(row.launcher)} job {row.job_id}" if row.job_id else "this machine's torchrun"
     return ", ".join(part for part in (job, nodes, row.node_list) if part)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run import claim
@@ -113,7 +113,8 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
         return found
     tracked = [run_dir for run_dir in found if not _is_untracked(run_dir)]
     if untracked := len(found) - len(tracked):
-        print(f"{untracked} run(s) started without MLflow (tracking=none) are left out: --uri names a store for them")
+        runs = counted(untracked, "run")
+        print(f"left out: {runs} started without MLflow (tracking=none); --uri names a store for them")
     return tracked
 
 
@@ -141,7 +142,7 @@ def _all_below(roots: list[Path]) -> list[Path]:
 
 
 def _line(run_dir: Path, result: SinkResult, end_note: str) -> str:
-    text = f"{run_dir}: {result.sent_events} events sent, {result.where}"
+    text = f"{run_dir}: {counted(result.sent_events, 'event')} sent, {result.where}"
     return "; ".join(part for part in (text, end_note, result.message) if part)
 
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace, size_of, write_record
+from ortlaunch.base.files import replace, replace_text, size_of
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.base.text import say
@@ -73,7 +73,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:
-        _write_records(plan, config, arguments, start)
+        _replace_texts(plan, config, arguments, start)
     except OSError:
         # The run stays as it was, so that it can go on when there is room on the disk.
         for path, aside in kept.items():
@@ -86,25 +86,25 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     note_root(plan.run_dir.parents[1])
 
 
-def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+def _replace_texts(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
     """Writes the files; see `write_run_folder`."""
     files = plan.files
-    write_record(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
-    write_record(files.overrides_file, OmegaConf.to_yaml(OmegaConf.create(without_secrets_in_words(arguments))))
+    replace_text(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
+    replace_text(files.overrides_file, OmegaConf.to_yaml(OmegaConf.create(without_secrets_in_words(arguments))))
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
         "torchrun": shlex.join(without_secrets_in_words(start.command)),
         "set": hidden("", start.environment),
     }
-    write_record(files.environment_file, json.dumps(record, indent=2) + "\n")
-    write_record(files.packages_file, _packages())
+    replace_text(files.environment_file, json.dumps(record, indent=2) + "\n")
+    replace_text(files.packages_file, _packages())
     if found is not None and (found.dirty or found.untracked):
         patch = found.patch().decode(errors="surrogateescape")
         shown = without_tokens(patch)
         note = (
             "" if shown == patch else "# secrets are replaced by ***: lines with them cannot be applied as they are\n"
         )
-        write_record(files.patch_file, note + shown, errors="surrogateescape")
+        replace_text(files.patch_file, note + shown, errors="surrogateescape")
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
 

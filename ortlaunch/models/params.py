@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that is most similar to `name`; None if no name is similar."""
-    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return matches[0] if matches else None
 
 
 def refuse_unknown(names: Iterable[str], accepted: Iterable[str], owner: str) -> None:

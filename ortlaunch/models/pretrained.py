@@ -11,9 +11,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 from ortlaunch.models.from_config import check_fields, training_fields
 from ortlaunch.models.masking import HidesTokens, check_mask_token
-from ortlaunch.models.params import nearest
 
 TASKS = {
     "causal-lm": "AutoModelForCausalLM",

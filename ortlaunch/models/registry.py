@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import NamedModules, announced
+from ortlaunch.base.nearest import nearest
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.models.params import check_arguments, nearest
+from ortlaunch.models.params import check_arguments
 from ortlaunch.models.source import no_module, no_name
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from importlib.util import decode_source
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.models.params import nearest
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAKES_NAMES = frozenset(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.base.files import replace_text, write_record
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.base.secrets import hidden, without_secrets, without_secrets_in_words
 from ortlaunch.run.events import Status, is_count
@@ -99,7 +99,7 @@ def create(
     (folder / _ENDED).mkdir(exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
     config = {"experiment": experiment, "name": name, "tracking": tracking, "trackers": trackers or {}}
-    write_record(Run(folder).config_file, yaml.safe_dump(config))
+    replace_text(Run(folder).config_file, yaml.safe_dump(config))
     with Run(folder).journal() as journal:
         journal.start(experiment, name, sweep.run_id)
         tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}
@@ -128,7 +128,7 @@ def hide_in_hydras_file(folder: Path) -> None:
         shown = yaml.safe_dump(_hidden_overrides(yaml.safe_load(text)), sort_keys=False, allow_unicode=True)
     except yaml.YAMLError:
         shown = without_secrets(text)
-    write_record(file, shown)
+    replace_text(file, shown)
 
 
 def _hidden_overrides(node: Any) -> Any:

@@ -192,7 +192,9 @@ def _serve(settings: Settings) -> int:
     import uvicorn
 
     from ortlaunch.serve.app import make_app
+    from ortlaunch.serve.database import check_database
 
+    check_database(settings.database)
     try:
         settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -55,10 +55,7 @@ def open_database(path: Path) -> Engine:
         RequestError: it is on a network file system, others can write it, it is no database, or it was written by
             another version or another program. The file is then as it was.
     """
-    _require_local(path)
-    for module in TABLE_MODULES:
-        importlib.import_module(module)
-    _require_ours(path)
+    check_database(path)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # SQLite would make the file with the umask's mode; its journals take the mode of the file.
@@ -82,6 +79,21 @@ def open_database(path: Path) -> Engine:
         engine.dispose()
         raise RequestError(f"serve: {path} cannot be used as a database: {error.orig}") from None
     return engine
+
+
+def check_database(path: Path) -> None:
+    """Refuses what `open_database` would refuse of a file that exists, before anything is made beside it.
+
+    Raises:
+        RequestError: as for `open_database`.
+    """
+    _require_local(path)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RequestError(f"serve: the database {path} is no regular file: name another one with --database")
+    require_own(path.parent, path, use="serve")
+    for module in TABLE_MODULES:
+        importlib.import_module(module)
+    _require_ours(path)
 
 
 @contextmanager
@@ -121,7 +133,7 @@ def _require_ours(path: Path) -> None:
     A program such as MLflow has a table `runs` too.
     """
     try:
-        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        if not path.is_file() or not path.stat().st_size:
             return
         with closing(_opened_to_read(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import counted
 from ortlaunch.config.tracking_uri import sqlite_uri
 from ortlaunch.tracking import store_template
 from ortlaunch.tracking.sqlite_store import State, lock_of, look, newest, other_name, publish, remove, remove_leftovers
@@ -80,7 +81,7 @@ def repair(path: Path) -> str:
     finally:
         remove(new)
     after = look(path)
-    return f"{path} is complete and holds {after.runs} runs; the old file is {kept}"
+    return f"{path} is complete and holds {counted(after.runs, 'run')}; the old file is {kept}"
 
 
 def _upgrade_or_rescue(path: Path, new: Path) -> None:

@@ -30,6 +30,7 @@ import psutil
 import ortlaunch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.text import counted
 from ortlaunch.config.tracking_uri import sqlite_uri
 from ortlaunch.tracking import store_template
 
@@ -80,7 +81,7 @@ class Store:
             return f"{self.path} is only half made: the process that was making this MLflow store was ended"
         if self.state is State.OUTDATED:
             why = "an older MLflow made it, or its upgrade was cut off"
-            return f"{self.path} does not fit the installed MLflow: {why} ({self.runs} runs)"
+            return f"{self.path} does not fit the installed MLflow: {why} ({counted(self.runs, 'run')})"
         return ""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import write_record
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.secrets import hidden, without_secrets_in_words
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
@@ -51,7 +51,7 @@ def write_job(config: Config, folder: Path, headline: str) -> tuple[Path | None,
     body = yaml.safe_dump(hidden("", changes), sort_keys=False, allow_unicode=True) if changes else ""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.yaml"
-    write_record(path, f"# {headline}\n" + "\n".join(lines) + "\n" + body)
+    replace_text(path, f"# {headline}\n" + "\n".join(lines) + "\n" + body)
     with _jobs_from(folder):
         try:
             composed = _settings(prepared(to_config(compose([f"+jobs={name}"]))))

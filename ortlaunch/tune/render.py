@@ -8,18 +8,26 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ortlaunch.base.tables import print_in_full_width
-from ortlaunch.base.text import counted
+from ortlaunch.base.text import counted, public_text
 from ortlaunch.tune.pruning import MICRO, NEEDS_MORE
 
 _MOST_ROWS = 20
 _LONGEST = 110
+_WIDTH = 120
+"""Characters of a line of the table where the output is no terminal."""
+_LEAST_VERDICT = 20
+"""Characters of a verdict's line, whatever the terminal's width is."""
+_TITLES = {"micro_batch": "micro-\nbatch", "checkpointing": "check-\npointing"}
+"""Columns of small values, whose titles take two lines."""
+_ON_THE_LEFT = ("backend", "trainer", "precision", "optimizer", _TITLES["checkpointing"])
 
 
 def render(result: dict[str, Any], console: Console) -> None:
     """Prints a result that `ortlaunch.tune.report` made."""
-    print_in_full_width(_table(result["trials"][:_MOST_ROWS]), console)
+    _print_table(result["trials"][:_MOST_ROWS], console)
     if len(result["trials"]) > _MOST_ROWS:
         console.out(f"and {len(result['trials']) - _MOST_ROWS} more (--format json lists all)", highlight=False)
     for line in _lines(result):
@@ -35,26 +43,32 @@ def not_tried(groups: list[dict[str, Any]]) -> list[str]:
     return [f"not tried: {count} x {_shortened(reason)}" for reason, count in counts.most_common()]
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+def _print_table(rows: list[dict[str, Any]], console: Console) -> None:
+    """Prints the trials. The verdicts, which may be errors, take the width that the other columns leave."""
+    columns = _columns(rows)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    width = _LEAST_VERDICT
+    for title, cells in columns.items():
+        table.add_column(title, justify="left" if title in _ON_THE_LEFT else "right", no_wrap=True)
+        width += max(map(len, [*title.splitlines(), *cells])) + 1
+    table.add_column("verdict", overflow="fold")
+    for cells, row in zip(zip(*columns.values(), strict=True), rows, strict=True):
+        table.add_row(*map(Text, cells), Text(_shortened(public_text(row["verdict"]))))
+    print_in_full_width(table, console, max(width, console.width if console.is_terminal else _WIDTH))
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The columns before the verdict, by their titles."""
     axes: list[str] = list(rows[0]["cell"]) if rows else []
-    for axis in axes:
-        table.add_column(axis.replace("_", "-"), justify="right" if axis in ("workers", "micro_batch") else "left")
-    for name in ("trials", "samples/s", "99 % interval", "steady", "start s", "GiB"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for row in rows:
-        table.add_row(
-            *(str(row["cell"][axis]) for axis in axes),
-            str(row["trials"]),
-            f"{row['score']:,.1f}" if row["score"] else "",
-            _interval(row["interval"]),
-            f"{row['rate']:,.1f}" if row["score"] else "",
-            f"{row['start_seconds']:.1f}" if row["score"] else "",
-            f"{row['peak_bytes'] / 2**30:.2f}",
-            _shortened(row["verdict"]),
-        )
-    return table
+    return {
+        **{_TITLES.get(axis, axis): [str(row["cell"][axis]) for row in rows] for axis in axes},
+        "trials": [str(row["trials"]) for row in rows],
+        "samples/s": [f"{row['score']:,.1f}" if row["score"] else "" for row in rows],
+        "99 %\ninterval": [_interval(row["interval"]) for row in rows],
+        "steady": [f"{row['rate']:,.1f}" if row["score"] else "" for row in rows],
+        "start\ns": [f"{row['start_seconds']:.1f}" if row["score"] else "" for row in rows],
+        "GiB": [f"{row['peak_bytes'] / 2**30:.2f}" for row in rows],
+    }
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

@@ -46,7 +46,6 @@ _OF_MACHINE = (
 """Signs that something on the machine was taken or broken, which has nothing to do with what is tried."""
 _STEP, _NOW = "throughput/step_seconds", "throughput/samples_per_second"
 _P50, _RATE = "summary/step_seconds_p50", "summary/samples_per_second_median"
-_REASON_LENGTH = 160
 
 
 @dataclass
@@ -158,7 +157,7 @@ def outcome_of(
         return Outcome("ok", rate=rate, start=start, run=path, **found)
     status, reason = _failure(watched, failures, effort, limit)
     is_of_machine = status == "failed" and any(sign in message for message in failures[:1] for sign in _OF_MACHINE)
-    return Outcome(status, reason=reason[:_REASON_LENGTH], run=path, is_of_machine=is_of_machine, **found)
+    return Outcome(status, reason=reason, run=path, is_of_machine=is_of_machine, **found)
 
 
 def _is_enough(folder: Path, effort: Effort) -> bool:

@@ -19,7 +19,7 @@ from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, REQUEST
 from ortlaunch.base.secrets import without_secrets_in_words
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
@@ -69,6 +69,8 @@ class Grid:
     folder: Path = Path()
     cells: list[Cell] = field(default_factory=list)
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+    """The names of combinations that were there before: ``backend=eager,eager`` asks twice for the same runs."""
 
 
 def main(arguments: list[str]) -> int:
@@ -93,6 +95,8 @@ def main(arguments: list[str]) -> int:
         _check(grid)
         for name, error in grid.refused:
             say(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
+        for name in dict.fromkeys(grid.again):
+            say(f"ortlaunch: {name} is asked for twice and runs once a round: repeat=N repeats it with other seeds")
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
             return DONE
@@ -151,6 +155,9 @@ def _composed(words: list[str]) -> Grid:
             grid.refused.append((" ".join(swept_words(words, task.overrides)), error))
             return
         name = combination_name(config, words, task.overrides)
+        if any(set(cell.overrides) == set(task.overrides) for cell in grid.cells):
+            grid.again.append(name)
+            return
         grid.cells.append(Cell(name, config, task.overrides, backend_reason()))
 
     run_with_hydra([*words, "--multirun"], take)
@@ -203,7 +210,7 @@ def _run_name(cell: Cell, repeat: int, turn: int) -> str:
 
 
 def _listed(grid: Grid, repeat: int) -> str:
-    lines = [f"{len(grid.cells) * repeat} runs would be started, one after the other:"]
+    lines = [f"{counted(len(grid.cells) * repeat, 'run')} would be started, one after the other:"]
     for turn in range(repeat):
         for cell in grid.cells:
             words = without_secrets_in_words(_with_seed(cell.overrides, cell.config.seed + turn))

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.base.ownership import require_own
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.rules import runs_ort_here
@@ -146,7 +146,8 @@ def _check_work_left(run: Run, state: RunState, done: int, steps: int) -> None:
     """
     if state.ended == "FINISHED" and steps <= done:
         raise RequestError(
-            f"{run.path} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
+            f"{run.path} has finished its {counted(done, 'step')}: give it more to do, for example "
+            f"train.steps={2 * done}"
         )
 
 
@@ -188,8 +189,12 @@ def _close(run: Run, steps: int) -> int:
 
     said = end_if_dead(run.path)
     if run.state().ended != "FINISHED":
-        raise RequestError(f"{run.path} has finished its {steps} steps, but its end is not journalled: {said}")
-    text = f"{run.path} had finished its {steps} steps when its launcher was killed: its end is journalled now"
+        raise RequestError(
+            f"{run.path} has finished its {counted(steps, 'step')}, but its end is not journalled: {said}"
+        )
+    text = (
+        f"{run.path} had finished its {counted(steps, 'step')} when its launcher was killed: its end is journalled now"
+    )
     say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
     return DONE
 

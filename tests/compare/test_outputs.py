@@ -305,7 +305,7 @@ def test_no_more_curves_than_asked_for(
     text = (tmp_path / "a.html").read_text()
     data = json.loads(re.search(r'id="curves">(.*?)</script>', text)[1])  # type: ignore[index]
     assert [run["label"] for run in data["runs"]] == ["1 gpt2-eager-seed=0", "2 gpt2-ort-seed=0"], "one of each group"
-    assert "2 runs are not drawn" in text
+    assert "Not drawn: 2 runs" in text
 
 
 def test_log_keeps_all_of_it_in_mlflow(

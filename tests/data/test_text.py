@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_what_holds_no_text_is_refused_before_a_worker_starts(
         TextConfig(path=path).check()
     (tmp_path / "hollow" / "deep" / "a.txt").write_text("text")
     TextConfig(path="hollow").check()
+
+
+def test_a_folder_is_walked_once_and_before_a_run_only_to_its_first_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(Path(path).name) or scandir(path))
+    assert len(find_files(str(folder))) == 3
+    assert listed == ["my texts", "sub"]
+    listed.clear()
+    TextConfig(path=str(folder)).check()
+    assert listed == ["my texts"]
 
 
 def test_the_fingerprint_follows_the_content(load: Load, tmp_path: Path) -> None:

@@ -195,6 +195,17 @@ def test_a_dry_run_lists_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_combination_that_is_asked_for_twice_runs_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It would have the same seeds, and count in the comparison as a repeat of its own."""
+    result = answer(
+        tmp_path, capfd, "bench", "model=mlp", "backend=eager,eager", "device=cpu", "launcher.dry_run=true", "repeat=2"
+    )
+    first, *runs = result.stdout.splitlines()
+    assert first.startswith("ortlaunch: mlp-eager-ddp is asked for twice and runs once a round: repeat=N")
+    assert runs[0].startswith("2 runs") and [line.split()[-1] for line in runs[1:]] == ["seed=0", "seed=1"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_cells_that_cannot_work_are_named_and_the_others_stay(tmp_path: Path) -> None:
     result = ortlaunch(tmp_path, "bench", "model=mlp", "train.steps=0,5", "launcher.dry_run=true", "device=cpu")
     assert result.returncode == 0 and "train.steps=0" in result.stderr and "left out" in result.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import write_record
+from ortlaunch.base.files import replace_text
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import GROUPS, Config, MlflowConfig, Precision, SlurmConfig
@@ -146,11 +146,11 @@ def test_a_run_has_its_configuration_at_every_moment_of_a_launch(
 
     def watched(path: Path, *rest: str, **named: str) -> None:
         seen.append(run.config_file.is_file() and run.environment_file.is_file())
-        write_record(path, *rest, **named)
+        replace_text(path, *rest, **named)
 
     write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1), stored, [], Start(["torchrun"]))
     before = run.config_file.read_text()
-    monkeypatch.setattr(folder, "write_record", watched)
+    monkeypatch.setattr(folder, "replace_text", watched)
     other = _changed(stored, ["train.steps=7"], run.path)
     for attempt in (1, 1):  # The first of the two may have been killed before it has journalled anything.
         write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1, attempt=attempt), other, [], Start(["torchrun"]))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import save_config, to_config
 from ortlaunch.run.making import make_run_folder
 from tests.support.users import SHARED_GROUP, needs_root
 
@@ -30,6 +32,11 @@ def test_a_run_is_closed_and_the_rest_is_the_umasks(tmp_path: Path, umask: int) 
     make_run_folder(run)
     assert rights(run) == 0o755 & ~umask
     assert rights(run.parent) == rights(run.parents[1]) == 0o777 & ~umask
+
+
+def test_a_configuration_is_written_by_its_owner_alone(tmp_path: Path, umask: int) -> None:
+    save_config(to_config(compose([])), tmp_path / "config.yaml")
+    assert rights(tmp_path / "config.yaml") == 0o644 & ~umask
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o3777])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace_text, write_record
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import (
     is_inside,
     load_json,
@@ -39,9 +39,9 @@ def fifo(tmp_path: Path) -> Path:
 
 def test_a_reader_of_a_record_that_is_written_again_sees_the_old_one_whole(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    write_record(path, "old")
+    replace_text(path, "old")
     with path.open() as reader:
-        write_record(path, "new")
+        replace_text(path, "new")
         assert reader.read() == "old"
     assert path.read_text() == "new"
     assert [one.name for one in tmp_path.iterdir()] == ["config.yaml"]

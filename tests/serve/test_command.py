@@ -176,6 +176,23 @@ def test_a_database_that_is_not_ours_stays_as_it_is(tmp_path: Path, made: list[s
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("kind", ["text", "folder", "link"])
+def test_a_database_that_is_refused_has_no_lock_beside_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = tmp_path / "wrong.db"
+    if kind == "text":
+        path.write_text("not a database, but long enough to be looked at as one\n" * 100)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+    result = answer(tmp_path, capfd, "serve", f"--database={path}", "--port=0")
+    assert result.returncode == 2
+    assert "database" in result.stderr and str(path) in result.stderr
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_client_that_reads_nothing_keeps_no_connection_for_ever() -> None:
     with command._bound(Settings(port=0)) as bound, socket.create_connection(bound.getsockname()):
         connection, _ = bound.accept()

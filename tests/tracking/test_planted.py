@@ -232,7 +232,7 @@ def test_one_run_without_its_password_does_not_keep_others_from_being_sent(
 def test_files_with_something_hidden_are_for_their_owner_alone(with_password: Path) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in with_password.iterdir() if path.is_file()}
     assert modes["config.yaml"] == modes["journal.jsonl"] == 0o600
-    assert modes["packages.txt"] == 0o666 & ~_umask()
+    assert modes["packages.txt"] == 0o644 & ~_umask()
 
 
 def _umask() -> int:

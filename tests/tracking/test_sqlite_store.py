@@ -130,10 +130,10 @@ def test_an_upgrade_that_was_cut_off_loses_no_run(
         # An earlier revision, although everything of the later ones is there.
         database.execute("update alembic_version set version_num = '0584bdc529eb'")
     found = look(path)
-    assert (found.state, found.runs) == (State.OUTDATED, 1) and "1 runs" in found.problem
+    assert (found.state, found.runs) == (State.OUTDATED, 1) and "(1 run)" in found.problem
     journal.end("FINISHED")
     assert not sync(run_dir, cfg).sent, "MLflow must not migrate a store in a process that may be ended"
-    assert "holds 1 runs" in make_store.repair(path)
+    assert "holds 1 run;" in make_store.repair(path)
     assert look(path).state is State.COMPLETE
     # SQLite keeps this process, which has the old file open, from writing to it.
     assert not sync(run_dir, cfg).sent

@@ -111,7 +111,7 @@ def test_all_leaves_out_what_was_started_without_mlflow(
     configure(without, name="none")
     assert sync_main(["--all", str(run_dir.parent)]) == 0
     said, sent = capsys.readouterr().out.splitlines()
-    assert said.startswith("1 run(s) started without MLflow") and sent.startswith(f"{run_dir}: 2 events sent")
+    assert said.startswith("left out: 1 run started without MLflow") and sent.startswith(f"{run_dir}: 2 events sent")
     assert not (without / "relay.json").exists()
     assert sync_main(["--all", str(run_dir.parent), "--uri", store.uri]) == 0
     assert (without / "relay.json").exists()

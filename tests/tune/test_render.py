@@ -50,9 +50,9 @@ def found(space: Space, trial: Callable[[Cell, Effort], Outcome], minutes: float
     return result | {"minutes": minutes, "check": None, "command": None, "job": "a job", "compare": [], "folder": "/f"}
 
 
-def text_of(result: dict[str, Any]) -> str:
+def text_of(result: dict[str, Any], columns: int | None = None) -> str:
     output = io.StringIO()
-    render(result, Console(file=output, width=200))
+    render(result, Console(file=output, width=columns, force_terminal=columns is not None))
     return output.getvalue()
 
 
@@ -100,3 +100,22 @@ def test_speeds_in_the_table_are_those_of_the_intervals() -> None:
         low, high = row["interval"]
         assert row["score"] * row["score"] == pytest.approx(low * high)
         assert row["score"] < row["rate"]
+
+
+@pytest.mark.parametrize("columns", [None, 125, 160])
+def test_a_long_error_keeps_the_table_within_the_terminal(columns: int | None) -> None:
+    """Without a terminal within 120 columns. An error is no markup, and the report has all of it."""
+    error = "RuntimeError: [/bold] " + " ".join(f"word{number}" for number in range(100))
+    space = space_of("train.batch_size=4", "train.activation_checkpointing=false")
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        if cell["micro_batch"] == 2:
+            return Outcome("failed", seconds=SECONDS, reason=error)
+        return Outcome("ok", seconds=SECONDS, rate=123_456.7, start=12.0, peak_bytes=2**30)
+
+    result = found(space, trial, 60)
+    assert f"failed: {error}" in {row["verdict"] for row in result["trials"]}
+    lines = text_of(result, columns).splitlines()
+    table = list(itertools.takewhile(lambda line: " trials of " not in line, lines))
+    assert 60 < max(map(len, table)) <= (columns or 120)
+    assert "word9" in "".join(table)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any
 
-from ortlaunch.base.text import public_text
+from ortlaunch.base.text import counted, public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
@@ -30,7 +30,7 @@ def as_html(comparison: Comparison, curves: Curves) -> str:
         comparison: the tables.
         curves: the curves to draw.
     """
-    title = f"Comparison of {len(comparison.rows)} run{'s' if len(comparison.rows) != 1 else ''}"
+    title = f"Comparison of {counted(len(comparison.rows), 'run')}"
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n',
@@ -89,7 +89,7 @@ def _table(columns: list[Column], marks: list[bool]) -> str:
 def _plots(curves: Curves) -> list[str]:
     if not curves.curves:
         return ['<h2>Curves</h2>\n<p class="faint">No run has a history of throughput, memory or loss.</p>\n']
-    left = f"{curves.left_out} runs are not drawn (--curves N draws more). " if curves.left_out else ""
+    left = f"Not drawn: {counted(curves.left_out, 'run')} (--curves N draws more). " if curves.left_out else ""
     resumed = any(curve.pauses for curve in curves.curves)
     broken = " Over time, a line is broken where a run had ended and was resumed." if resumed else ""
     hint = f"{left}Drag to zoom, double-click to see all again.{broken}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ortlaunch.base.text import counted
 from ortlaunch.launch.plan import NodePart
 from ortlaunch.run.events import Event, Measured
 from ortlaunch.run.goodput import Goodput
@@ -49,7 +50,7 @@ class Display:
     def start(self) -> None:
         """Prints what starts and, on a terminal, opens the progress bar."""
         plan = self._plan
-        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {self._threads} threads"
+        workers = f"{counted(plan.workers, 'worker')} x {counted(self._threads, 'thread')}"
         machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
         self._print(f"ortlaunch: {plan.name} on {self._device}, {machines}{workers}")
         self._print(f"run folder: {plan.run_dir}")

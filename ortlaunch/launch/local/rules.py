@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import counted
 from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.schema import Config, Device, LocalConfig
 from ortlaunch.launch.launcher import Rule
@@ -19,7 +20,7 @@ def _gpus(config: Config) -> None:
         raise RequestError("device=cuda and this machine shows no GPU: choose device=cpu, or look at nvidia-smi")
     if wanted is not None and wanted > gpus:
         raise RequestError(
-            f"launcher.workers_per_node={wanted} is more than the {gpus} GPU(s) that are visible here: "
+            f"launcher.workers_per_node={wanted} is more than {counted(gpus, 'visible GPU')} here: "
             "lower it, or look at CUDA_VISIBLE_DEVICES"
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, Device, MemoryCheck
 from ortlaunch.launch.memory import cache
@@ -233,7 +233,7 @@ def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     word = "does not fit" if band.low > limit else "most likely does not fit" if is_certain else "may not fit"
     lack = band.middle - limit if is_certain else band.high - limit
     change = next((one.words for one in estimate.changes if correct(one.machine).high <= limit), "")
-    workers = f"{question.workers} worker{'s' if question.workers > 1 else ''}"
+    workers = counted(question.workers, "worker")
     return (
         f"the run {word} into memory: {workers} on a machine take {_figures(band)}, and {size(limit)} are there "
         f"({question.limit_source}), {size(lack)} too little{'' if is_certain else ' at worst'}. "

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
+from ortlaunch.base.text import counted
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.folder import journal_start, say_notes, write_run_folder, written
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
@@ -92,10 +93,8 @@ class BatchLauncher(QueueLauncher):
             raise
         write_job(plan.run_dir, self.name, ticket)
         say_notes(plan, config)
-        nodes = config.launcher.nodes
-        print(
-            f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes} node(s), {plan.world_size} workers"
-        )
+        nodes, workers = counted(config.launcher.nodes, "node"), counted(plan.world_size, "worker")
+        print(f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes}, {workers}")
         print(f"run folder: {plan.run_dir}")
         say_announced(said, config)
         return DONE
@@ -143,7 +142,7 @@ class BatchLauncher(QueueLauncher):
             places: label and place of what would be made.
         """
         print(script, end="", flush=True)
-        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} on {config.device.value}"
+        workers = f"{counted(plan.workers, 'worker')} on {config.device.value}"
         lines = [
             ("job", plan.name),
             ("nodes", f"{config.launcher.nodes}, each with {workers}"),
@@ -206,7 +205,8 @@ class BatchLauncher(QueueLauncher):
         """
         config = sweep.runs[0].config
         say_notes(sweep.runs[0].plan, config)
-        print(f"ortlaunch: {queued}: {len(sweep.runs)} runs of {config.launcher.nodes} node(s){at_once}")
+        runs, nodes = counted(len(sweep.runs), "run"), counted(config.launcher.nodes, "node")
+        print(f"ortlaunch: {queued}: {runs} of {nodes}{at_once}")
         print(f"sweep:      {sweep.folder}")
         print(f"runs:       ortlaunch jobs --sweep {short}")
         for command in trackers.compare_commands(config, "--sweep", str(sweep.folder)):

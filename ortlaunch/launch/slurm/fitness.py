@@ -157,7 +157,7 @@ def _missing_gpus(config: Config) -> list[str]:
     if visible is not None:
         seen = min(seen, len([entry for entry in visible.split(",") if entry.strip()]))
     wanted = workers_per_node(config)
-    return [] if seen >= wanted else [f"{seen} GPU(s) are visible, and {wanted} workers need one each"]
+    return [] if seen >= wanted else [f"GPUs that are visible: {seen}, and {wanted} workers need one each"]
 
 
 def _full_disk(run_dir: Path) -> list[str]:

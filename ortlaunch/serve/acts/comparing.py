@@ -7,7 +7,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted
-from ortlaunch.base.text import public_text
+from ortlaunch.base.text import counted, public_text
 from ortlaunch.compare.choose import Selection, choose
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison, compared
@@ -42,7 +42,7 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
     columns = columns_of(comparison, each=False)
     differences = difference_columns(comparison) if comparison.differences else []
     return {
-        "title": f"Comparison of {len(comparison.rows)} run{'s' if len(comparison.rows) != 1 else ''}",
+        "title": f"Comparison of {counted(len(comparison.rows), 'run')}",
         "facts": _facts(comparison),
         "warnings": [public_text(warning) for warning in comparison.warnings],
         **_table(columns),

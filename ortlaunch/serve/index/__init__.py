@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ortlaunch.base.text import counted
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.index.indexer import Index
 from ortlaunch.serve.service import Service
@@ -20,4 +21,4 @@ def rebuild(settings: Settings) -> str:
         runs = Index(engine, settings.roots).rebuild()
     finally:
         engine.dispose()
-    return f"the index was made anew: {runs} run{'' if runs == 1 else 's'}"
+    return f"the index was made anew: {counted(runs, 'run')}"

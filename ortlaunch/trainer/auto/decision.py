@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ortlaunch.base.text import counted
+
 BACKENDS = ("eager", "compile", "ort")
 """All candidates. Of two that are equally fast, the earlier one is taken."""
 SHARE = 0.03
@@ -102,7 +104,8 @@ def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int, nea
     if best == choice.backend or totals[best] >= (1 - _NEAR_MARGIN) * totals[choice.backend]:
         return choice
     reason = (
-        f"{in_words(totals)} or more for {steps:,} steps, by runs with another batch or data on this machine{without}"
+        f"{in_words(totals)} or more for {counted(steps, 'step')}, by runs with another batch or data on this "
+        f"machine{without}"
     )
     return Choice(best, reason, is_final=False)
 
@@ -120,7 +123,7 @@ def _begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) ->
         why = f"{best} would start for longer than it trains, and eager has not been measured on this machine"
         return Choice("eager", why, is_final=False)
     is_final = len(totals) == len(fit)
-    measured = f"{in_words(totals)} for {steps:,} steps by earlier runs on this machine"
+    measured = f"{in_words(totals)} for {counted(steps, 'step')} by earlier runs on this machine"
     return Choice(best, f"{measured}{without}", is_final=is_final)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
+from ortlaunch.base.text import counted
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
@@ -202,8 +203,8 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
             )
     if samples is None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers, each in its own part of a stream: resume with as "
-            f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
+            f"{start.path} was written by {counted(start.workers, 'worker')}, each in its own part of a stream: "
+            f"resume with as many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
         )
     for key, now in reading.items():
         # Checkpoints of older versions do not have these values.
@@ -317,7 +318,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
     reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer)
     if reason is not None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers: {reason}, so resume with as many "
+            f"{start.path} was written by {counted(start.workers, 'worker')}: {reason}, so resume with as many "
             f"(launcher.workers_per_node={start.workers})"
         )
     written = start.meta.get("precision", config.train.precision.value)

@@ -158,7 +158,7 @@ def test_the_schedulers_warning_queues_a_run_again(cluster: Cluster) -> None:
 def test_a_sweep_is_a_job_for_each_run(cluster: Cluster) -> None:
     words = ("name=grid", "train.steps=2", "tracking=none", "optimizer.lr=0.1,0.2", "--multirun")
     said = cluster.ortlaunch(*TINY, *words)
-    assert "is in the queue as jobs 1.pbs, 2.pbs: 2 runs of 1 node(s)" in said
+    assert "is in the queue as jobs 1.pbs, 2.pbs: 2 runs of 1 node" in said
     sweep = re.search(r"^runs: *ortlaunch jobs --sweep (\S+)$", said, re.MULTILINE)
     assert sweep is not None
     (folder,) = (cluster.folder / "runs" / "default").glob("multirun-*")

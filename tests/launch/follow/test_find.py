@@ -72,6 +72,8 @@ def test_no_run_names_the_nearest(make_run) -> None:
     make_run("gpt2-ort-ddp")
     with pytest.raises(RequestError, match="did you mean gpt2-ort-ddp"):
         find_run("gpt2-ort-dpd")
+    with pytest.raises(RequestError, match="did you mean gpt2-ort-ddp"):
+        find_run("gpt2")
 
 
 def test_an_arrays_task_has_a_name_and_its_array_means_all(make_run) -> None:

@@ -80,7 +80,7 @@ def test_fewer_gpus_than_workers(run_dir, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert fitness.examine(run_dir) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert fitness.examine(run_dir) == ["2 GPU(s) are visible, and 4 workers need one each"]
+    assert fitness.examine(run_dir) == ["GPUs that are visible: 2, and 4 workers need one each"]
 
 
 def test_orphans_on_the_gpus_are_named(tmp_path, monkeypatch):
