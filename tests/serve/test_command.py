@@ -44,6 +44,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--tls-certificate=missing.pem", "--tls-key=missing.key"], "there is no such file"),
         (["--public-url=runs.example"], "must be https://NAME"),
         (["--public-url=https://runs.example/path"], "must be https://NAME"),
+        (["--public-url=https://[runs.example"], "must be https://NAME"),
+        (["--public-url=https://runs.example:port"], "must be https://NAME"),
         (["--host=0.0.0.0", "--trusted-proxy=192.0.2.1", "--port=65536"], "must be a port"),
         (["--root=runs", "--root=missing"], "there is no such folder"),
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
@@ -174,6 +176,11 @@ def test_a_database_that_is_not_ours_stays_as_it_is(tmp_path: Path, made: list[s
     assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_host_that_cannot_be_looked_up_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"aaa:8470 cannot be used: .*too long"):
+        command._bound(Settings(host=64 * "a"))
 
 
 def test_a_client_that_reads_nothing_keeps_no_connection_for_ever() -> None:
