@@ -58,11 +58,14 @@ def check_uri(uri: str, key: str | None = None) -> None:
             variable if that has this URI, else the key of the configuration.
 
     Raises:
-        RequestError: the URI names a file store, has an unknown scheme or is incomplete.
+        RequestError: the URI names a file store, has an unknown scheme, is incomplete or is none.
     """
     key = key or (VARIABLE if uri == os.environ.get(VARIABLE) else "tracking.uri")
     shown = f"{key}={redacted(uri)}"
-    scheme = urlsplit(uri).scheme if "://" in uri or uri.startswith("file:") else ""
+    try:
+        scheme = urlsplit(uri).scheme if "://" in uri or uri.startswith("file:") else ""
+    except ValueError as error:
+        raise RequestError(f"{shown} is no address: {error}") from None
     base = scheme.partition("+")[0]
     if uri in _DATABRICKS:
         return

@@ -6,12 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.base.user import user_cache
 
 RUN_ROOT = Path("runs")
 """The default run root, relative to the folder where the run is started."""
 
 _MOST = 50
+_WAIT_SECONDS = 2.0
 
 
 def keep(path: Path, text: str) -> None:
@@ -29,11 +31,15 @@ def known_roots() -> list[Path]:
 
 def note_root(root: Path) -> None:
     """Remembers a run root, so that its runs are found from any folder."""
-    noted = _noted()
-    if noted[:1] == [root]:
+    if _noted()[:1] == [root]:
         return
-    kept = [other for other in noted if other != root and other.is_dir()]
-    keep(_file(), "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
+    file = _file()
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    # Of two runs that begin at the same moment, neither writes the list without the other's root.
+    with exclusive(file.with_name(f".{file.name}.lock"), _WAIT_SECONDS):
+        kept = [other for other in _noted() if other != root and other.is_dir()]
+        keep(file, "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
 
 
 def _noted() -> list[Path]:

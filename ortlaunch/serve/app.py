@@ -27,6 +27,7 @@ from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.answers import malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
+from ortlaunch.serve.leaving import Leaving
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
@@ -91,6 +92,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))
+    app.add_middleware(Leaving)
     app.add_middleware(Guard, settings=settings)
     # What is added last is the outermost: refusals of the guard are counted too.
     app.add_middleware(CountRequests)

@@ -11,12 +11,13 @@ import ssl
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from ortlaunch.base import exit_codes
+from ortlaunch.base.addresses import split_address
 from ortlaunch.base.arguments import Parser, positive, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.reading import in_words
 from ortlaunch.base.text import say
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settings
@@ -159,7 +160,7 @@ def _check_certificate(certificate: Path, key: Path) -> None:
 
 
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
+    parts = split_address(url)
     plain = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and not parts.query
     if not plain or "@" in parts.netloc:
         raise RequestError(f"serve: --public-url {url}: must be https://NAME or https://NAME:PORT")
@@ -179,9 +180,9 @@ def _check_proxy(settings: Settings) -> None:
 def _check_provider(settings: Settings) -> None:
     if settings.oidc_issuer is None or settings.oidc_client is None:
         raise RequestError("serve: --oidc-issuer and --oidc-client go together")
-    parts = urlsplit(settings.oidc_issuer)
-    if parts.scheme != "https" and parts.hostname not in ("localhost", LOOPBACK):
-        raise RequestError(f"serve: --oidc-issuer {settings.oidc_issuer}: must begin with https://")
+    parts = split_address(settings.oidc_issuer)
+    if not parts.hostname or (parts.scheme != "https" and parts.hostname not in ("localhost", LOOPBACK)):
+        raise RequestError(f"serve: --oidc-issuer {settings.oidc_issuer}: must begin with https:// and a name")
     if not os.environ.get(OIDC_SECRET):
         raise RequestError(f"serve: --oidc-issuer needs the client's secret in the environment, as {OIDC_SECRET}")
     if importlib.util.find_spec("authlib") is None:
@@ -238,8 +239,9 @@ def _bound(settings: Settings) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAF_SECONDS * 1000)
         bound.bind(address)
         bound.listen()  # A browser that opens the address at once waits, instead of being refused.
-    except OSError as error:
-        raise RequestError(f"serve: {settings.host}:{settings.port} cannot be used: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        # A name that is none of a host has no form that can be looked up.
+        raise RequestError(f"serve: {settings.host}:{settings.port} cannot be used: {in_words(error)}") from None
     return bound
 
 

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from ortlaunch.serve.queue.scheduling import Plan
 from ortlaunch.serve.queue.slots import Slots, gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.threads import Threads
 from ortlaunch.serve.unfit import Unavailable
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Queue:
     _beginning: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
-    _pools: dict[tuple[str, str], ThreadPoolExecutor] = field(default_factory=dict)
+    _pools: dict[tuple[str, str], Threads] = field(default_factory=dict)
     """The threads by Unix user and lane. A stop takes minutes, and keeps no start waiting."""
     _is_open: bool = False
     _thread: threading.Thread | None = None
@@ -89,8 +89,6 @@ class Queue:
             self._thread.join(10)
         with self._beginning:
             self._is_open = False
-            for pool in self._pools.values():
-                pool.shutdown(wait=False, cancel_futures=True)
             self._pools.clear()
 
     def wake(self) -> None:
@@ -198,6 +196,9 @@ class Queue:
         key = kind, about
 
         def work() -> None:
+            # What has waited for a thread up to the end of the service begins no more.
+            if not self._is_open:
+                return
             try:
                 function(*words)
             except Unavailable as error:
@@ -218,10 +219,10 @@ class Queue:
             self._again[key] = float("inf")
             self._pool_of(unix_user, kind).submit(work)
 
-    def _pool_of(self, unix_user: str, kind: str) -> ThreadPoolExecutor:
+    def _pool_of(self, unix_user: str, kind: str) -> Threads:
         lane = unix_user, "stop" if kind == "stop" else "queue"
         if lane not in self._pools:
-            self._pools[lane] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="queue-act")
+            self._pools[lane] = Threads(AT_ONCE, "queue-act")
         return self._pools[lane]
 
     def _start(self, job_id: str) -> None:

@@ -142,7 +142,9 @@ class Provider:
 
         answer = requests.get(url, timeout=_SECONDS, allow_redirects=False)
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
+        found = answer.json()
+        if not isinstance(found, dict):
+            raise ValueError(f"{url} answers with no JSON object")
         return found
 
     def _session(self, callback: str) -> Any:

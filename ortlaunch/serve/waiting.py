@@ -6,7 +6,10 @@ For reading run folders each run root has some.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
@@ -16,14 +19,27 @@ from ortlaunch.serve.access import Caller
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.readers import SECONDS
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.threads import Threads
 
 _SHORT, _LONG = 16, 8
 """Threads for all people."""
 _OF_ONE = 3
 """Threads of one person, of each kind."""
-_limiters: RunVar[dict[tuple[int | None, bool], CapacityLimiter]] = RunVar("waiting")
-"""By the person and the kind; None for those of all. A limiter belongs to one event loop."""
 _T = TypeVar("_T")
+
+
+@dataclass
+class _Waiting:
+    """What waits for children in one event loop, by whether it may take minutes."""
+
+    threads: dict[bool, Threads] = field(
+        default_factory=lambda: {False: Threads(_SHORT, "short"), True: Threads(_LONG, "long")}
+    )
+    of_one: dict[tuple[int, bool], CapacityLimiter] = field(default_factory=dict)
+    """By the person too. A limiter belongs to one event loop."""
+
+
+_waiting: RunVar[_Waiting] = RunVar("waiting")
 
 
 async def in_thread(caller: Caller, function: Callable[..., _T], *words: Any, is_long: bool = False) -> _T:
@@ -35,9 +51,9 @@ async def in_thread(caller: Caller, function: Callable[..., _T], *words: Any, is
         *words: what it takes.
         is_long: whether it may take minutes.
     """
-    async with _limiter(caller.user_id, is_long=is_long, most=_OF_ONE):
-        limiter = _limiter(None, is_long=is_long, most=_LONG if is_long else _SHORT)
-        return await to_thread.run_sync(function, *words, limiter=limiter)
+    waiting = _of_loop()
+    async with waiting.of_one.setdefault((caller.user_id, is_long), CapacityLimiter(_OF_ONE)):
+        return await asyncio.wrap_future(waiting.threads[is_long].submit(partial(function, *words)))
 
 
 async def reading_run(service: Service, asked: str, function: Callable[..., _T], *words: Any) -> _T:
@@ -57,10 +73,9 @@ async def reading_run(service: Service, asked: str, function: Callable[..., _T],
     return await service.readers.call(found.place, function, *words, seconds=SECONDS)
 
 
-def _limiter(user_id: int | None, *, is_long: bool, most: int) -> CapacityLimiter:
+def _of_loop() -> _Waiting:
     try:
-        known = _limiters.get()
+        return _waiting.get()
     except LookupError:
-        known = {}
-        _limiters.set(known)
-    return known.setdefault((user_id, is_long), CapacityLimiter(most))
+        _waiting.set(found := _Waiting())
+        return found

@@ -109,7 +109,10 @@ def _check_file(uri: str, store: Path) -> None:
                 f"tracking.uri=sqlite:///{store.resolve()}"
             )
         # MLflow makes a store of an empty file.
-        begins = store.open("rb").read(len(_MAGIC)) if store.is_file() else b""
+        begins = b""
+        if store.is_file():
+            with store.open("rb") as file:
+                begins = file.read(len(_MAGIC))
         if begins and begins != _MAGIC:
             raise RequestError(
                 f"tracking.uri={uri}: {store} is no SQLite database: move it away, and ortlaunch makes a new store, "

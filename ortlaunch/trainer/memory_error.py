@@ -59,10 +59,10 @@ def _advice(config: Config) -> list[str]:
     lines = ["what helps, the cheapest first:"]
     train = config.train
     if train.batch_size > 1:
-        half = train.batch_size // 2
+        parts = next(number for number in range(2, train.batch_size + 1) if train.batch_size % number == 0)
         lines.append(
-            f"  train.batch_size={half} train.grad_accumulation={train.grad_accumulation * 2} "
-            "(the same samples in a step, half of the activations)"
+            f"  train.batch_size={train.batch_size // parts} train.grad_accumulation={train.grad_accumulation * parts} "
+            f"(the same samples in a step, 1/{parts} of the activations)"
         )
     if not train.activation_checkpointing:
         lines.append("  train.activation_checkpointing=true (recomputes activations in the backward)")

@@ -54,9 +54,8 @@ def note(findings: Findings, workers: Workers, run_dir: Path) -> None:
     tags = {"ortlaunch.preflight.all_reduce_gb_per_second": bandwidth}
     if findings.slow:
         tags["ortlaunch.preflight.slow_nodes"] = "; ".join(findings.slow)
-    journal = Run(run_dir).journal()
-    journal.tags(tags)
-    journal.close()
+    with Run(run_dir).journal() as journal:
+        journal.tags(tags)
     print(f"preflight: all-reduce of {findings.reduced_mib} MiB over {workers.world_size} workers, {bandwidth} GB/s")
     for line in findings.slow:
         print(f"warning: {line}", flush=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import read_text
 from ortlaunch.run import claim, failure
 from ortlaunch.run.identity import is_own, is_pid, machine
@@ -166,10 +167,7 @@ class Watch:
         health = Health(
             self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time(), machine()
         )
-        path = Run(self._run_dir).beat_file(self._rank)
-        partial = path.with_name(f".{path.name}")
-        partial.write_text(json.dumps(asdict(health)))
-        partial.replace(path)
+        replace_text(Run(self._run_dir).beat_file(self._rank), json.dumps(asdict(health)))
 
     def _end(self) -> None:
         stacks = Run(self._run_dir).stack_file(self._rank)

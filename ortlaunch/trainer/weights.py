@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words, load_json
 from ortlaunch.run.checkpoints import set_aside
 from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
@@ -125,9 +126,18 @@ def _files(path: Path, key: str) -> list[Path]:
         return [path]
     index = path / f"{FILE}.index.json"
     if index.is_file():
-        names = set(json.loads(index.read_text())["weight_map"].values())
-        return [path / name for name in sorted(names)]
+        return [path / name for name in _listed(index, f"{key}={path}")]
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise RequestError(f"{key}={path}: there is no .safetensors file in it")
     return files
+
+
+def _listed(index: Path, shown: str) -> list[str]:
+    """The names of the files that the index of weights in several files lists."""
+    try:
+        return sorted(set(map(str, load_json(index)["weight_map"].values())))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{shown}: {index.name} cannot be read: {in_words(error)}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RequestError(f"{shown}: {index.name} has no weight_map with the names of the files") from error

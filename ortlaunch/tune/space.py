@@ -251,7 +251,8 @@ class Space:
                 names = [self.asked.backend.name if one == "default" else one for one in given[axis]]
                 axes[axis] = [one for one in axes[axis] if one in names]
         if WORKERS in given:
-            axes[WORKERS] = [*_numbers("launcher.workers_per_node", given[WORKERS], self.workers)]
+            counts = _numbers("launcher.workers_per_node", given[WORKERS], self.workers)
+            axes[WORKERS] = list(dict.fromkeys(counts))
         if CHECKPOINTING in given:
             key = "train.activation_checkpointing"
             if wrong := [one for one in given[CHECKPOINTING] if one.lower() not in _CHECKPOINTING]:
@@ -275,7 +276,7 @@ class Space:
         return sorted({*powers, cores, self.workers})
 
     def _micro_batches(self, workers: int) -> list[int]:
-        """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too near"""
+        """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too close."""
         asked = self.asked.train.batch_size
         if MICRO in self.hold:
             return [asked] if "batch" in self.free or self.batch % (workers * asked) == 0 else []

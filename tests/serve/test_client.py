@@ -171,12 +171,21 @@ def test_a_token_that_others_can_read_is_not_used(
         ("ftp://runs.example", "must be https"),
         ("runs.example", "must be https"),
         ("https://name:secret@runs.example", "must be https"),
+        ("https://[runs.example", "must be https"),
+        ("https://runs.example:port", "must be https"),
+        (f"https://{64 * 'a'}.example", "must be https"),
     ],
 )
 def test_a_token_goes_encrypted_or_stays_here(monkeypatch: pytest.MonkeyPatch, url: str, words: str) -> None:
     monkeypatch.setenv("ORTLAUNCH_TOKEN", "ort_x")
     with pytest.raises(RequestError, match=words):
         Connection(url)
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "soon"])
+def test_the_wait_for_an_end_is_a_number_of_seconds(text: str) -> None:
+    with pytest.raises(RequestError, match="must be a number of seconds, 0 or more"):
+        command.main(["--server", "https://runs.example", "cancel", "aaaaa1", f"--wait={text}"])
 
 
 class _Odd(BaseHTTPRequestHandler):

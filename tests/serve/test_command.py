@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sqlite3
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +23,8 @@ from ortlaunch.serve.database import open_database
 from ortlaunch.serve.settings import Settings
 from tests.support.certificates import new_key, self_signed
 from tests.support.cli import answer, ortlaunch
-from tests.support.service import PASSWORD, Server, cookie_of, start
+from tests.support.service import PASSWORD, Server, cookie_of, packages, start
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -44,6 +48,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--tls-certificate=missing.pem", "--tls-key=missing.key"], "there is no such file"),
         (["--public-url=runs.example"], "must be https://NAME"),
         (["--public-url=https://runs.example/path"], "must be https://NAME"),
+        (["--public-url=https://[runs.example"], "must be https://NAME"),
+        (["--public-url=https://runs.example:port"], "must be https://NAME"),
         (["--host=0.0.0.0", "--trusted-proxy=192.0.2.1", "--port=65536"], "must be a port"),
         (["--root=runs", "--root=missing"], "there is no such folder"),
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
@@ -103,6 +109,37 @@ def test_a_restart_after_a_crash_keeps_who_is_logged_in(server: Server, tmp_path
         again.end()
     assert "Traceback" not in again.output.read_text()
     assert PASSWORD not in again.output.read_text()
+
+
+_STOPS_CHILDREN = """
+import os, signal, sys
+if "ortlaunch.serve.act" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_ctrl_c_ends_it_at_once_while_a_child_gives_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_STOPS_CHILDREN)
+    server = start(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), *packages()]))
+    service = psutil.Process(server.process.pid)
+    children: list[psutil.Process] = []
+    try:
+        server.first_administrator()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.ask, "POST", "/api/runs/check", {"keys": {}})
+            children = until(lambda: [one for one in service.children() if one.status() == psutil.STATUS_STOPPED])
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(120) == 130
+            assert children[0].status() == psutil.STATUS_STOPPED, "the service has waited until it could kill it"
+            answer = asked.result()
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+        assert "the service is ending" in answer.json["problems"][0]["message"]
+        assert "Traceback" not in server.output.read_text()
+    finally:
+        for child in children:
+            child.kill()
+        if server.process.poll() is None:
+            server.kill()
 
 
 class _Part(NamedTuple):
@@ -191,6 +228,11 @@ def test_a_database_that_is_refused_has_no_lock_beside_it(
     assert result.returncode == 2
     assert "database" in result.stderr and str(path) in result.stderr
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_host_that_cannot_be_looked_up_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"aaa:8470 cannot be used: .*too long"):
+        command._bound(Settings(host=64 * "a"))
 
 
 def test_a_client_that_reads_nothing_keeps_no_connection_for_ever() -> None:

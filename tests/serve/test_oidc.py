@@ -85,6 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "jwks_uri": f"{issuer}/keys",
             },
             "/keys": {"keys": [self.fake.key.as_dict(private=False)]},
+            "/odd/.well-known/openid-configuration": ["not", "what", "a provider describes"],
         }
         self._answer(pages[self.path])
 
@@ -93,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = self.fake.token(form["code"][0], form["code_verifier"][0])
         self._answer(found or {"error": "invalid_grant"}, 200 if found else 400)
 
-    def _answer(self, document: dict[str, Any], status: int = 200) -> None:
+    def _answer(self, document: Any, status: int = 200) -> None:
         content = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -213,6 +214,13 @@ def test_an_address_counts_only_where_it_was_verified(inside: InProcess, fake: F
     assert login(inside, fake).status_code == 303
 
 
+def test_a_provider_whose_description_is_none_is_said_to_be_at_fault(inside: InProcess, fake: Fake) -> None:
+    inside.service.provider = Provider(f"{fake.issuer}/odd", "ortlaunch", "secret")
+    refused = inside.client().get("/oidc", follow_redirects=False)
+    assert refused.status_code == 422
+    assert "cannot be asked" in refused.text
+
+
 def test_without_a_provider_there_is_no_such_login(tmp_path: Path) -> None:
     assert in_process(tmp_path).client().get("/oidc").status_code == 404
 
@@ -222,6 +230,8 @@ def test_without_a_provider_there_is_no_such_login(tmp_path: Path) -> None:
     [
         (["--oidc-issuer=https://id.example"], "go together"),
         (["--oidc-issuer=http://id.example", "--oidc-client=x"], "must begin with https://"),
+        (["--oidc-issuer=https://[id.example", "--oidc-client=x"], "must begin with https://"),
+        (["--oidc-issuer=https://", "--oidc-client=x"], "must begin with https://"),
         (["--oidc-issuer=https://id.example", "--oidc-client=x"], "ORTLAUNCH_OIDC_SECRET"),
     ],
 )

@@ -170,7 +170,7 @@ def start(
         **variables: of its environment.
     """
     output = folder / "serve.out"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_packages()), **variables}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages()), **variables}
     with open(output, "w") as stream:
         process = subprocess.Popen(
             [*prefix, python, "-m", "ortlaunch", "serve", f"--port={port}", *arguments],
@@ -193,7 +193,7 @@ def start(
     raise AssertionError(f"the service did not start: {output.read_text()}")
 
 
-def _packages() -> list[str]:
+def packages() -> list[str]:
     """Where the service finds packages, also with another Python. Some packages put folders of theirs on this path."""
     return [str(Path(ortlaunch.__file__).parents[1]), *site.getsitepackages()]
 

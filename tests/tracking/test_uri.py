@@ -54,6 +54,8 @@ def test_good_uris_pass(uri: str) -> None:
         ("http:///x", "http://HOST:PORT"),
         ("http://host:99999", "names no port from 1 to 65535"),
         ("https://host:0/x", "https://HOST:PORT"),
+        ("http://[host", "is no address: Invalid IPv6 URL"),
+        ("postgresql://[host/db", "is no address: Invalid IPv6 URL"),
         ("sqlite://mlruns.db", "sqlite:///FILE.db"),
         ("sqlite:///:memory:", "sqlite:///FILE.db"),
         ("sqlite:///", "sqlite:///FILE.db"),

@@ -30,6 +30,16 @@ def test_a_part_that_the_index_names_and_the_folder_lacks_is_named(tmp_path: Pat
         load_weights(nn.Linear(2, 2), tmp_path, "from_weights")
 
 
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [("no JSON", "cannot be read: Expecting value"), ('{"metadata": {}}', "no weight_map"), ("[1]", "no weight_map")],
+)
+def test_a_damaged_index_is_named(tmp_path: Path, index: str, why: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(RequestError, match=rf"^model\.weights=.*: model\.safetensors\.index\.json .*{why}"):
+        load_weights(nn.Linear(2, 2), tmp_path)
+
+
 def test_counters_are_still_integers_after_deepspeed_has_read_them(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model(torch.rand(4, 3))

@@ -50,6 +50,11 @@ def test_every_cell_keeps_the_global_batch_precision_and_optimizer() -> None:
     assert {"single", "ddp", "ddp-buckets", "fsdp", "fsdp-keep", "zero0", "zero3"} <= values(found, "trainer")
 
 
+def test_a_number_of_workers_that_is_given_twice_is_searched_once() -> None:
+    found = space("backend=eager", "trainer=ddp", "launcher.workers_per_node=2,2,null")
+    assert len(found.cells) == len(set(found.cells)) > 0
+
+
 def test_the_words_of_a_cell_compose_its_configuration() -> None:
     words = ("backend=eager,compile", "trainer=single,deepspeed", "trainer.zero_stage=2", "data.eval_fraction=0.1")
     found = space(*words, free=("precision", "optimizer"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.reading import read_json
+from ortlaunch.base.reading import read_json, read_tail
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.queue.submission import Ticket, write_job
 from ortlaunch.launch.slurm import programs
@@ -30,6 +30,8 @@ _RECORD_SECONDS = 30.0
 _SUBMISSION_SECONDS = 90.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _FOLDER_LINE = "run folder: "
+_LONGEST_TAIL = 20_000
+"""Bytes of a start's output that are looked at, from its end: that of a run that has begun grows for days."""
 _WITHDRAWN: dict[str, Any] = {"withdrawn": True}
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
 
@@ -239,6 +241,6 @@ def _last_line(path: Path) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[-20_000:].splitlines()
+        return read_tail(path, _LONGEST_TAIL).splitlines()
     except OSError:
         return []

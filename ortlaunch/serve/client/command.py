@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from ortlaunch.base import exit_codes
-from ortlaunch.base.arguments import Parser, positive
+from ortlaunch.base.arguments import Parser, positive, seconds
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import json_text, say
 from ortlaunch.serve.client import show
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel = _verb(verbs, "cancel", _cancel, "end runs, with a checkpoint", as_json=False)
     cancel.add_argument("run", nargs="+", metavar="RUN")
     cancel.add_argument(
-        "--wait", type=float, default=_WAIT_SECONDS, metavar="SECONDS", help="for the end (default: 900)"
+        "--wait", type=seconds, default=_WAIT_SECONDS, metavar="SECONDS", help="for the end (default: 900)"
     )
     resume = _verb(verbs, "resume", _resume, "continue a run that was stopped or has failed", as_json=False)
     resume.add_argument("run", metavar="RUN")

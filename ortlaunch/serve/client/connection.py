@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
+from ortlaunch.base.addresses import split_address
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import read_text
 
@@ -48,7 +49,7 @@ class Connection:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        parts = split_address(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
             raise RequestError(f"--server {url}: must be https://NAME, or http://127.0.0.1:PORT on this machine")
         if parts.scheme == "http" and not _is_here(parts.hostname):

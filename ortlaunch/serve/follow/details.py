@@ -212,7 +212,8 @@ def _goodput(run: Run, record: Record | None, *, is_over: bool) -> Goodput | Non
         figures = _account(run, None if is_over else time.time())
     parts = {name: figures[key] for name in _PARTS if (key := f"goodput/{name}_seconds") in figures}
     share = figures.get("summary/goodput_percent")
-    if share is None or not math.isfinite(share) or not all(map(math.isfinite, parts.values())) or not parts["wall"]:
+    # Another program may have written the journal, and only some of these figures.
+    if share is None or not all(map(math.isfinite, (share, *parts.values()))) or not parts.get("wall"):
         return None
     return {"share": share / 100, "parts": parts}
 

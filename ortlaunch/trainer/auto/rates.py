@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.base.ownership import closed_to_others, why_foreign
 from ortlaunch.base.reading import parse_json, read_bytes
 from ortlaunch.base.secrets import without_secrets
@@ -31,6 +32,8 @@ _OLDEST_SECONDS = 30 * 86400.0
 _UNSURE_SECONDS = 86400.0
 """The same for a rate of a busy machine or of the few steps of a trial, and for a backend that refused: the reason may
 be gone, because a compiler was installed, or code was changed that the model's module imports."""
+_LOCK = ".backend-rates.lock"
+_WAIT_SECONDS = 2.0
 _KEPT = 1000
 """Number of files that are kept; the oldest are deleted."""
 _BUSY_PERCENT = 10.0
@@ -82,26 +85,35 @@ class Rates:
         with suppress(OSError, ValueError):
             if why_foreign(self.path.parent) is not None:
                 return
-            entries = _entries(_content(self.path))
-            earlier, old = entries.get(backend, {}), _rate(entries.get(backend))
-            was_idle = old is not None and old.step_seconds is not None and not _is_busy(earlier.get("busy_percent"))
-            if was_idle and not rate.unfit and _is_busy(busy_percent):
-                return
-            start = rate.start_seconds if rate.start_seconds is not None or old is None else old.start_seconds
-            entry = {
-                "step_seconds": rate.step_seconds,
-                "start_seconds": start,
-                "unfit": _one_line(rate.unfit),
-                "tried_seconds": rate.tried_seconds,
-                "busy_percent": busy_percent,
-                "time": time.time(),
-            }
-            entries[backend] = {key: value for key, value in entry.items() if value not in (None, "")}
             with closed_to_others():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                content = {"model": _one_line(self._model), "work": self._work, "backends": entries}
-                replace_text(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+            # Of two runs that end at the same moment, neither writes the file without what the other has found.
+            with exclusive(self.path.parent.with_name(_LOCK), _WAIT_SECONDS):
+                entries = _entries(_content(self.path))
+                if (entry := _replacing(entries.get(backend), rate, busy_percent)) is None:
+                    return
+                content = {"model": _one_line(self._model), "work": self._work, "backends": entries | {backend: entry}}
+                with closed_to_others():
+                    replace_text(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
             _prune(self.path.parent)
+
+
+def _replacing(earlier: dict[str, Any] | None, rate: Rate, busy_percent: float) -> dict[str, Any] | None:
+    """The entry of a backend after a further measurement; None if the earlier one is better."""
+    old = _rate(earlier)
+    is_busy = earlier is None or _is_busy(earlier.get("busy_percent"))
+    if old is not None and old.step_seconds is not None and not is_busy and not rate.unfit and _is_busy(busy_percent):
+        return None
+    start = rate.start_seconds if rate.start_seconds is not None or old is None else old.start_seconds
+    entry = {
+        "step_seconds": rate.step_seconds,
+        "start_seconds": start,
+        "unfit": _one_line(rate.unfit),
+        "tried_seconds": rate.tried_seconds,
+        "busy_percent": busy_percent,
+        "time": time.time(),
+    }
+    return {key: value for key, value in entry.items() if value not in (None, "")}
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

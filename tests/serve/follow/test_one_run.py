@@ -121,6 +121,12 @@ def test_goodput_of_a_run_that_goes_on(service: Service, viewer: TestClient, mak
     assert account["share"] == pytest.approx(account["parts"]["productive"] / account["parts"]["wall"])
 
 
+def test_a_part_of_an_account_in_a_journal_breaks_no_page(viewer: TestClient, run_dir: Path) -> None:
+    with Run(run_dir).journal() as journal:
+        journal.metrics(300, {"summary/goodput_percent": 50.0})
+    assert get(viewer, "")["goodput"] is None
+
+
 def test_what_differs_from_the_defaults(viewer: TestClient, run_dir: Path) -> None:
     text = "trainer:\n  name: single\ntrain:\n  batch_size: 4\n  steps: 7\noptimizer:\n  name: adamw\n  lr: 0.5\n"
     (run_dir / "config.yaml").write_text(f"{text}model:\n  name: gpt2_nano\n  params: {{n_layer: 2, n_head: 4}}\n")

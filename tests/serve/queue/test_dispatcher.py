@@ -385,6 +385,8 @@ def test_a_unix_user_whose_home_hangs_and_stops_that_take_long_keep_no_run_waiti
     queue.start()
     try:
         until(engine, last, lambda job: job.state == JobState.RUNNING)
+        at_work = [one for one in threading.enumerate() if one.name.startswith("queue-act")]
+        assert at_work and all(one.daemon for one in at_work), "Ctrl-C would wait for the children of these threads"
     finally:
         actor.gate.set()
         queue.stop()

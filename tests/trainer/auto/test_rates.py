@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,20 @@ def test_what_is_noted_is_read_by_runs_of_the_same_kind_alone() -> None:
     Rates(FACTS).note("ort", Rate(0.05, 8.0))
     assert Rates(FACTS).read() == {"ort": Rate(0.05, 8.0)}
     assert Rates({**FACTS, "params": {"width": 9}}).read() == {}
+
+
+def test_runs_that_end_at_the_same_moment_lose_no_rate() -> None:
+    with ThreadPoolExecutor(len(BACKENDS)) as pool:
+        for number in range(40):
+            begin = threading.Barrier(len(BACKENDS))
+
+            def note(backend: str, number: int = number, begin: threading.Barrier = begin) -> None:
+                rates = Rates({**FACTS, "number": number})
+                begin.wait(120)
+                rates.note(backend, Rate(0.05, 8.0))
+
+            list(pool.map(note, BACKENDS))
+            assert Rates({**FACTS, "number": number}).read().keys() == set(BACKENDS)
 
 
 def test_what_is_noted_is_near_for_runs_with_another_batch_or_other_data() -> None:
