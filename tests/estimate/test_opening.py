@@ -57,6 +57,34 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
 
 
+def test_what_a_trace_has_freed_is_no_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    size, block = 256, 2**16  # Much beside what this process may need meanwhile; blocks of the heap.
+
+    def traced(*_: Any, **__: Any) -> Trace:
+        blocks = [malloc(block) for _ in range(size * MIB // block)]
+        for one in blocks:
+            ctypes.memset(one, 1, block)
+        above.append(malloc(2 * block))  # The heap's end, which glibc would give back, is above this one.
+        for one in blocks:
+            free(one)
+        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
+
+    above: list[int] = []
+    monkeypatch.setattr(traces, "trace", traced)
+    words = ("model=mlp", "trainer=single", "backend=eager", "device=cpu")
+    try:
+        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True))
+        before = found._process_base()
+        found.asked()
+    finally:
+        dist.destroy_process_group()
+        for one in above:
+            free(one)
+    assert found.base - before < size // 2 * MIB
+
+
 def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[bytes] = []
     size = 512  # Much beside what this process may free meanwhile.
