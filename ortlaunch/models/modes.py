@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -25,6 +26,23 @@ def kept(model: torch.nn.Module) -> Iterator[list[bool]]:
         # Forward may have added modules meanwhile.
         for module, flag in zip(modules, flags, strict=True):
             module.training = flag
+
+
+@contextlib.contextmanager
+def only_set(model: torch.nn.Module) -> Iterator[None]:
+    """Lets ``train()`` and ``eval()`` of a model's modules set modes alone, where PyTorch would not call them at all.
+
+    A model's own ``train()`` may count its calls, or put other weights in place.
+    """
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if "train" in vars(cls)}
+    own: list[tuple[Any, Any]] = [(cls, vars(cls)["train"]) for cls in classes - {torch.nn.Module}]
+    try:
+        for cls, _ in own:
+            cls.train = torch.nn.Module.train
+        yield
+    finally:
+        for cls, method in own:
+            cls.train = method
 
 
 @contextlib.contextmanager

@@ -73,6 +73,12 @@ class OrtBlock:
         return [signature.ort_module for signature in self._signatures]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() and self._is_trained():
+            # PyTorch drops out here too, and a reentrant checkpoint around the block repeats this pass with gradients.
+            # ORTModule's graph for passes without gradients has no dropout.
+            with torch.enable_grad():
+                outputs = self(*args, **kwargs)
+            return pytree.tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, outputs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         signature = self._signature(_constants(leaves), structure)
@@ -120,6 +126,9 @@ class OrtBlock:
                 )
             positional[index] = positional[index].detach().requires_grad_()
         return tuple(positional), bound.kwargs
+
+    def _is_trained(self) -> bool:
+        return self.block.training and any(parameter.requires_grad for parameter in self.block.parameters())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OrtBlock:
         """A copy of a block has no sessions; it makes its own at its first forward."""

@@ -283,7 +283,7 @@ def _prepare(
             onnx_prefix=f"{cfg.debug.onnx_prefix}_{part}" if part else cfg.debug.onnx_prefix,
             save_path=str(save_path or ""),
         )
-        with modes.kept(module):
+        with modes.kept(module), modes.only_set(module):
             wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
         _open_one_session(wrapped)
         # Every constructor registers ORTModule's own symbolics, so ours come after it. The first forward exports.

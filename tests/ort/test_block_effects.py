@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, OrtConfig, OrtZero3
@@ -188,10 +189,26 @@ class Parts(Net):
 class WithoutGradients(Net):
     """The first block is frozen."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].requires_grad_(False)
+
     def body(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = self.blocks[0](x)
         return self.blocks[1](x)
+
+
+class Dropped(nn.Module):
+    """Homogeneous in its weight, so that weight times gradient is the sum of the outputs for the same masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 512))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.weight * x)
 
 
 def wrapped(net: nn.Module, folder: Path, zero3: OrtZero3 = OrtZero3.recompute) -> nn.Module:
@@ -296,3 +313,15 @@ def test_a_copy_of_a_block_runs_in_pytorch_in_fp64(tmp_path: Path) -> None:
     x = torch.randn(4, 8)
     (wide,) = copy.deepcopy(plain).double()(x.double())
     torch.testing.assert_close(wide.float(), plain(x)[0])
+
+
+@pytest.mark.parametrize("zero3", list(OrtZero3))
+def test_the_models_own_checkpoint_around_a_block_has_the_same_masks_in_both_passes(
+    tmp_path: Path, zero3: OrtZero3
+) -> None:
+    model = wrapped(nn.ModuleList([Dropped(), Dropped()]), tmp_path, zero3)
+    torch.manual_seed(0)
+    output = checkpoint(model[0], torch.ones(4, 512, requires_grad=True), use_reentrant=True)
+    assert (output == 0).any()
+    output.sum().backward()
+    torch.testing.assert_close((model[0].weight * model[0].weight.grad).sum(), output.sum())

@@ -134,6 +134,7 @@ def install() -> None:
         scripts.refuse_modules(model)
         with (
             modes.kept(model) as flags,
+            modes.only_set(model),
             buffers.restored(model),
             functions.watched(),
             views.followed(),
