@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.base.ownership import closed_to_others, why_foreign
 from ortlaunch.base.reading import parse_json, read_bytes
 from ortlaunch.base.secrets import without_secrets
@@ -25,6 +26,9 @@ from ortlaunch.trainer.auto.decision import BACKENDS, Near, Rate
 
 _LARGEST = 64 << 10
 """The largest file that is read, in bytes; one has less than a hundredth of it."""
+_LOCK = ".lock"
+_LOCK_SECONDS = 10.0
+"""Seconds to wait for other runs that write; then a rate of theirs may be lost, and a run measures it again."""
 _LONGEST_REASON = 200
 _OLDEST_SECONDS = 30 * 86400.0
 """An older rate is no longer believed, so that a backend that lost by a bad measurement is tried again."""
@@ -82,26 +86,32 @@ class Rates:
         with suppress(OSError, ValueError):
             if why_foreign(self.path.parent) is not None:
                 return
-            entries = _entries(_content(self.path))
-            earlier, old = entries.get(backend, {}), _rate(entries.get(backend))
-            was_idle = old is not None and old.step_seconds is not None and not _is_busy(earlier.get("busy_percent"))
-            if was_idle and not rate.unfit and _is_busy(busy_percent):
-                return
-            start = rate.start_seconds if rate.start_seconds is not None or old is None else old.start_seconds
-            entry = {
-                "step_seconds": rate.step_seconds,
-                "start_seconds": start,
-                "unfit": _one_line(rate.unfit),
-                "tried_seconds": rate.tried_seconds,
-                "busy_percent": busy_percent,
-                "time": time.time(),
-            }
-            entries[backend] = {key: value for key, value in entry.items() if value not in (None, "")}
             with closed_to_others():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                content = {"model": _one_line(self._model), "work": self._work, "backends": entries}
-                replace_text(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-            _prune(self.path.parent)
+            # Two runs that end at once would each write what the other one has not read.
+            with exclusive(self.path.parent / _LOCK, _LOCK_SECONDS):
+                self._write(backend, rate, busy_percent)
+                _prune(self.path.parent)
+
+    def _write(self, backend: str, rate: Rate, busy_percent: float) -> None:
+        entries = _entries(_content(self.path))
+        earlier, old = entries.get(backend, {}), _rate(entries.get(backend))
+        was_idle = old is not None and old.step_seconds is not None and not _is_busy(earlier.get("busy_percent"))
+        if was_idle and not rate.unfit and _is_busy(busy_percent):
+            return
+        start = rate.start_seconds if rate.start_seconds is not None or old is None else old.start_seconds
+        entry = {
+            "step_seconds": rate.step_seconds,
+            "start_seconds": start,
+            "unfit": _one_line(rate.unfit),
+            "tried_seconds": rate.tried_seconds,
+            "busy_percent": busy_percent,
+            "time": time.time(),
+        }
+        entries[backend] = {key: value for key, value in entry.items() if value not in (None, "")}
+        content = {"model": _one_line(self._model), "work": self._work, "backends": entries}
+        with closed_to_others():
+            replace_text(self.path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

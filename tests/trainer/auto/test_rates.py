@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.locks import exclusive
 from ortlaunch.trainer.auto.decision import BACKENDS, Near, Rate
 from ortlaunch.trainer.auto.rates import Rates
 
@@ -174,9 +176,23 @@ def test_a_pipe_in_its_place_is_not_waited_for() -> None:
     assert rates.read() == {}
 
 
+def test_a_run_that_writes_waits_for_another_and_keeps_what_it_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortlaunch.trainer.auto.rates._LOCK_SECONDS", 600.0, raising=False)
+    rates = written({"backends": {}})
+    writer = threading.Thread(target=rates.note, args=("eager", Rate(0.1, 5.0)))
+    with exclusive(rates.path.parent / ".lock") as is_held:
+        assert is_held
+        # The other run has read the file, and writes after this one would have.
+        writer.start()
+        writer.join(0.5)
+        written({"backends": {"compile": entry()}})
+    writer.join(600)
+    assert set(rates.read()) == {"eager", "compile"}
+
+
 def test_a_secret_among_the_facts_is_not_written(cache: Path) -> None:
     Rates({**FACTS, "data": {"token": "hf_abcdefghijklmnopqrstuvwxyz123456"}}).note("eager", Rate(0.1, 5.0))
-    (path,) = (cache / "backend-rates").iterdir()
+    (path,) = (cache / "backend-rates").glob("*.json")
     assert "hf_" not in path.read_text()
 
 
