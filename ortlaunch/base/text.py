@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from typing import Any, TextIO
 
 from ortlaunch.base.secrets import hidden, without_secrets
@@ -50,6 +51,11 @@ def say(text: str, *, file: TextIO | None = None) -> None:
 def counted(count: int, noun: str) -> str:
     """A number of things: ``1 trial``, ``2,000 trials``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def moment(seconds: float) -> str:
+    """A time in seconds since the epoch as this machine's clock shows it: ``2026-11-25 20:40:00``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def json_text(document: Any, **options: Any) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.text import counted
+from ortlaunch.base.text import counted, moment
 from ortlaunch.compare.runs import RATES, RunRow, row_of
 from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
 from ortlaunch.run.run import Run
@@ -343,5 +342,5 @@ def _run_of_folder(client: MlflowClient, folder: Path) -> MlflowRun:
 
 
 def _described(run: MlflowRun) -> str:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run.info.start_time or 0) / 1000))
+    started = moment((run.info.start_time or 0) / 1000)
     return f"{run.info.run_id} {run.info.run_name} of {started}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import time
 from typing import Any, NamedTuple
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.ownership import why_foreign
-from ortlaunch.base.text import counted, json_text, say
+from ortlaunch.base.text import counted, json_text, moment, say
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
@@ -144,7 +143,7 @@ def _figures(row: Row) -> str:
 def _began(row: Row, record: Record) -> str:
     if record.began is None:
         return ""
-    text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.began / 1000))
+    text = moment(record.began / 1000)
     return f"{text}, {duration_text(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
 
 

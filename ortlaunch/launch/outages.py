@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+from ortlaunch.base.text import moment
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import OUTAGE_TAG
@@ -49,12 +50,12 @@ class Outages:
         lines = []
         outages = self._relay.outages()
         for name in [name for name in self._away if name not in outages]:
-            self._over[name] = f"{name} took no events from {_moment(self._away.pop(name))} to {_moment(time.time())}"
+            self._over[name] = f"{name} took no events from {moment(self._away.pop(name))} to {moment(time.time())}"
             lines.append(f"ortlaunch: {name} takes events again, and gets those that it has missed")
         for name, (seconds, why) in outages.items():
             if name not in self._away and seconds >= _AWAY_SECONDS:
                 self._away[name] = time.time() - seconds
-                text = f"{name} takes no events since {_moment(self._away[name])}: {why}"
+                text = f"{name} takes no events since {moment(self._away[name])}: {why}"
                 lines.append(f"ortlaunch: {text}. Training goes on, and the journal keeps them until it takes them")
         if lines:
             self._journal()
@@ -63,13 +64,13 @@ class Outages:
     def end(self) -> None:
         """Journals of trackers that are still away that they were so to the end. It comes before the run's end."""
         for name, since in self._away.items():
-            self._over[name] = f"{name} took no events from {_moment(since)} to the end of the run"
+            self._over[name] = f"{name} took no events from {moment(since)} to the end of the run"
         if self._away:
             self._away.clear()
             self._journal()
 
     def _journal(self) -> None:
-        away = [f"{name} takes no events since {_moment(since)}" for name, since in self._away.items()]
+        away = [f"{name} takes no events since {moment(since)}" for name, since in self._away.items()]
         past = [text for name, text in self._over.items() if name not in self._away]
         with suppress(OSError), Journal(self._run.journal_file) as journal:
             journal.tags({OUTAGE_TAG: "; ".join(away + past)})
@@ -88,7 +89,3 @@ def told_of_wait(relay: Relay, seconds: float) -> list[str]:
         for name, (away, why) in relay.outages().items()
         if away >= _AWAY_SECONDS and seconds > 0
     ]
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

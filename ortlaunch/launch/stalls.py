@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 
 from ortlaunch.base.awake import AwakeClock, why_not_running
+from ortlaunch.base.text import moment
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
@@ -52,7 +53,7 @@ class Stalls:
         lines = []
         if (stood := self._clock.tick()) > _OWN_SECONDS:
             lines.append(
-                f"ortlaunch: this command could not run for {stood:.0f} s, until {_moment(time.time())} "
+                f"ortlaunch: this command could not run for {stood:.0f} s, until {moment(time.time())} "
                 "(it was stopped or suspended, or its terminal took no output): it goes on"
             )
         now = self._clock.seconds
@@ -85,7 +86,7 @@ class Stalls:
             if silent > _LOOK_SECONDS:
                 return []
             since = self._told.pop(rank)
-            return [f"ortlaunch: rank {rank} goes on at {_moment(time.time())}: {since}"]
+            return [f"ortlaunch: rank {rank} goes on at {moment(time.time())}: {since}"]
         if silent <= _STOPPED_SECONDS:
             return []
         beat = self._run.beat(rank)
@@ -93,7 +94,7 @@ class Stalls:
         why = why_not_running(process.pid) if process.is_here else ""
         if not why and (silent <= _SILENT_SECONDS or not self._others_go_on(rank, now)):
             return []
-        text = f"no sign of life since {_moment(time.time() - silent)}, after step {beat.get('step')}"
+        text = f"no sign of life since {moment(time.time() - silent)}, after step {beat.get('step')}"
         self._told[rank] = f"rank {rank} on {process.host} (process {process.pid}): {text}{f': {why}' if why else ''}"
         return [f"ortlaunch: {self._told[rank]}. The other workers wait for it"]
 
@@ -104,7 +105,3 @@ class Stalls:
         text = "; ".join(self._told.values()) or NOBODY_STANDS
         with suppress(OSError), Journal(self._run.journal_file) as journal:
             journal.tags({STANDING_TAG: text})
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

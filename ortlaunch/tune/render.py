@@ -52,8 +52,8 @@ def _print_table(rows: list[dict[str, Any]], console: Console) -> None:
         table.add_column(title, justify="left" if title in _ON_THE_LEFT else "right", no_wrap=True)
         width += max(map(len, [*title.splitlines(), *cells])) + 1
     table.add_column("verdict", overflow="fold")
-    for texts, row in zip(zip(*columns.values(), strict=True), rows, strict=True):
-        table.add_row(*map(Text, texts), Text(_shortened(public_text(row["verdict"]))))
+    for values, row in zip(zip(*columns.values(), strict=True), rows, strict=True):
+        table.add_row(*map(Text, values), Text(_shortened(public_text(row["verdict"]))))
     print_in_full_width(table, console, max(width, console.width if console.is_terminal else _WIDTH))
 
 

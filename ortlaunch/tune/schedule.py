@@ -1,8 +1,8 @@
 """Which cell is tried next, how long, and when it is decided.
 
 Short trials for all cells, or, where there is no time for all, for those that look best by the trials so far; longer
-trials for the better half; the last three in interleaved rounds until their intervals part. The winner is measured once
-more, because the best of many noisy figures flatters.
+trials for the better half; the last three in interleaved rounds while there is time, each until its interval parts from
+the best one's or is a tie. The winner is measured once more, because the best of many noisy figures flatters.
 
 The schedule is a function of the outcomes, of its arguments and of nothing else: no clock, no state of the machine.
 """

@@ -72,17 +72,13 @@ def resume(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
-    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).is_dir()):
-        raise RequestError(
-            "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
-        )
-    run = Run(find_run(arguments[0]).path)
+    run = _named(arguments)
     checkpoint = _own_checkpoint(run)
     # All that is read from here on must still hold when the run is claimed.
     known = claim.number(run)
     stored, config = _configurations(run, arguments[1:])
-    launcher, done = launcher_of(config), stored.train.steps
-    state, keeps_record = run.state(), launcher.keeps_record(config)
+    state, done = run.state(), stored.train.steps
+    keeps_record = launcher_of(config).keeps_record(config)
     if keeps_record:
         _check_ended(run.path, config.launcher.grace_seconds)
     launches = keeps_record and not config.launcher.dry_run
@@ -93,12 +89,21 @@ def resume(arguments: list[str]) -> int:
         _check_steps(checkpoint, config.train.steps)
     plan, words = _planned(config, run, state), ["resume", *arguments]
     if not launches:
-        return launcher.submit(plan, config, words)
-    own_claim = _claimed(run, known)
-    try:
-        return launcher.submit(plan, config, words)
-    finally:
-        own_claim.release()
+        return launcher_of(config).submit(plan, config, words)
+    return _launched(run, known, plan, config, words)
+
+
+def _named(arguments: list[str]) -> Run:
+    """Returns the run that the first argument names.
+
+    Raises:
+        RequestError: no run is named, or there is no such run or several.
+    """
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).is_dir()):
+        raise RequestError(
+            "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
+        )
+    return Run(find_run(arguments[0]).path)
 
 
 def _own_checkpoint(run: Run) -> Path | None:
@@ -160,6 +165,26 @@ def _planned(config: Config, run: Run, state: RunState) -> LaunchPlan:
     """Returns the plan of the run's next attempt. A run that was killed early has journalled neither id nor name."""
     run_id = state.run_id or RunKey.of_folder(run.path.name).run_id
     return plan_in(config, run.path, run_id, state.name or run.path.name, attempt=max(1, state.attempts))
+
+
+def _launched(run: Run, known: int, plan: LaunchPlan, config: Config, words: list[str]) -> int:
+    """Launches the run while it is claimed, and returns its exit code.
+
+    Args:
+        run: the run.
+        known: the number of the claim when the run was read.
+        plan: the plan of its next attempt.
+        config: its configuration.
+        words: the command line, for the run's record.
+
+    Raises:
+        RequestError: as for `_claimed`, or the launcher refuses the run.
+    """
+    own_claim = _claimed(run, known)
+    try:
+        return launcher_of(config).submit(plan, config, words)
+    finally:
+        own_claim.release()
 
 
 def _claimed(run: Run, known: int) -> Claim:

@@ -103,8 +103,7 @@ class _Launches:
 
                 config = after(config, self._after)
             reason = backend_reason()
-            launched = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
-            self._code = launched
+            self._code = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
         except RequestError as error:
             self._error = error
 

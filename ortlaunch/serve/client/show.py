@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ortlaunch.base.tables import print_in_full_width
-from ortlaunch.base.text import public_text, say
+from ortlaunch.base.text import moment, public_text, say
 from ortlaunch.follow.table import duration_text, rate_text
 
 _ROW: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -133,4 +132,4 @@ def _record(found: dict[str, Any] | None) -> str:
 
 
 def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else ""
+    return moment(seconds) if seconds else ""
