@@ -223,7 +223,9 @@ class Streams:
         loop = self._loop
         if self._stopped.is_set():
             return
-        places = change.places | self._changed_jobs()
+        jobs = self._jobs_now()
+        moved = {place for place in jobs.keys() | self._jobs.keys() if jobs.get(place) != self._jobs.get(place)}
+        places = change.places | moved
         if not places and not change.gone:
             return
         if loop is None or loop.is_closed():
@@ -235,6 +237,8 @@ class Streams:
             loop.call_soon_threadsafe(self._publish, self._rows(followed), None)
         else:
             loop.call_soon_threadsafe(self._publish, self._rows(sorted(places)), list(change.gone))
+        # It comes last: where the rows cannot be read now, the jobs that have moved are found again.
+        self._jobs = jobs
 
     def _pass_over(self) -> None:
         """Notes a change that nobody is there for."""
@@ -249,8 +253,8 @@ class Streams:
             if (channel := self._files.get(f"run {place}")) is not None:
                 channel.tell(_as_told(row))
 
-    def _changed_jobs(self) -> set[str]:
-        """The run folders of the jobs whose place in the queue has changed since the last call."""
+    def _jobs_now(self) -> dict[str, tuple[Any, ...]]:
+        """What the rows show of the queue's open and newest jobs, by their run folders."""
         columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
         # Of a job that was submitted and taken back since the last call, both calls would see nothing otherwise.
         newest = select(func.max(Job.number) - _NEWEST_JOBS).scalar_subquery()
@@ -258,9 +262,7 @@ class Streams:
         with reading(self._service.engine) as session:
             found = session.execute(select(*columns).where(looked_at).order_by(Job.number)).all()
         positions = self._service.queue.positions()
-        now = {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
-        before, self._jobs = self._jobs, now
-        return {place for place in now.keys() | before.keys() if now.get(place) != before.get(place)}
+        return {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
 
     def _rows(self, places: list[str]) -> dict[str, Row]:
         with reading(self._service.engine) as session:

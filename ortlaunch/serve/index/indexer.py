@@ -60,6 +60,13 @@ class Change(NamedTuple):
     """The keys of the runs whose folders are gone."""
 
 
+_NOTHING = Change(frozenset(), ())
+
+
+def _both(first: Change, second: Change) -> Change:
+    return Change(first.places | second.places, first.gone + second.gone)
+
+
 class RootIndex:
     """The index of the run folders below one root."""
 
@@ -84,6 +91,8 @@ class RootIndex:
         """The folders whose runs may change though their folders do not: all but those of runs that are over."""
         self._left_out: dict[str, tuple[Stamp, float]] = {}
         """The folders that could not be taken: how each looked then, and when that was."""
+        self._untold = _NOTHING
+        """What the listeners have not been told yet: a pass may break off after a part of its work."""
         self._listeners: list[Callable[[Change], None]] = []
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -133,18 +142,23 @@ class RootIndex:
         """Looks at the run folders once, and brings the index up to date."""
         with self._lock:
             self._is_behind |= self._folders.look()
-            gone = self._take_look() if self._is_behind else ()
-            changed: set[str] = set()
+            if self._is_behind:
+                self._take_look()
             due = iter(self._due())
             while batch := list(islice(due, _BATCH)):
                 if self._stopping.is_set():
                     break
-                changed |= self._take(batch)
+                self._take(batch)
             self.passes += 1
             self._looked_at = time.monotonic()
-        change = Change(frozenset(changed), gone)
-        for listener in self._listeners:
-            listener(change)
+            change, self._untold = self._untold, _NOTHING
+        try:
+            for listener in self._listeners:
+                listener(change)
+        except Exception:
+            with self._lock:
+                self._untold = _both(change, self._untold)
+            raise
 
     def _work(self) -> None:
         is_failing = False
@@ -163,14 +177,14 @@ class RootIndex:
             worked = time.thread_time() - began
             self._stopping.wait(_pause(worked, self._share) if self.passes > 1 else _PASS_SECONDS)
 
-    def _take_look(self) -> tuple[str, ...]:
-        """Takes what was found below the roots; forgets the runs whose folders are gone, and returns their keys."""
+    def _take_look(self) -> None:
+        """Takes what was found below the roots, and forgets the runs whose folders are gone."""
         present = self._folders.known
         self._left_out = {place: why for place, why in self._left_out.items() if place in present}
         self._open = {place: stamp for place, stamp in present.items() if not self._is_settled(place, stamp)}
         gone = self._remove([place for place in self._known if place not in present])
+        self._untold = _both(self._untold, Change(frozenset(), gone))
         self._is_behind = False
-        return gone
 
     def _due(self) -> list[tuple[str, Stamp]]:
         """The folders to read, the newest first."""
@@ -196,24 +210,25 @@ class RootIndex:
         before, at = self._left_out.get(place, (None, 0.0))
         return before == stamp and time.monotonic() - at < _AGAIN_SECONDS
 
-    def _take(self, batch: list[tuple[str, Stamp]]) -> set[str]:
-        """Reads some folders into the index, as far as they can be; returns those whose rows have changed.
+    def _take(self, batch: list[tuple[str, Stamp]]) -> None:
+        """Reads some folders into the index, as far as they can be.
 
         What one user has put into a run folder must not keep the runs of all others out of the index.
         """
         try:
-            changed = self._take_all(batch)
+            self._take_all(batch)
         except OperationalError:
             raise
         except Exception:
             if len(batch) == 1:
                 self._leave_out(*batch[0])
-                return set()
+                return
         else:
             for place, _ in batch:
                 self._left_out.pop(place, None)
-            return changed
-        return {place for one in batch for place in self._take([one])}
+            return
+        for one in batch:
+            self._take([one])
 
     def _leave_out(self, place: str, stamp: Stamp) -> None:
         before, _ = self._left_out.get(place, (None, 0.0))
@@ -221,7 +236,7 @@ class RootIndex:
             _LOG.exception("the run folder %r is not taken into the index", place)
         self._left_out[place] = (stamp, time.monotonic())
 
-    def _take_all(self, batch: list[tuple[str, Stamp]]) -> set[str]:
+    def _take_all(self, batch: list[tuple[str, Stamp]]) -> None:
         now = time.monotonic()
         # The fingerprints come first: what changes while a folder is read is then seen in the next pass.
         marks = {place: fingerprint(place) for place, _ in batch}
@@ -236,7 +251,7 @@ class RootIndex:
             self._known[one.place] = Known(values["changed"], values["is_over"], values["state"])
             if values["is_over"]:
                 self._read_at.pop(one.place, None)
-        return changed
+        self._untold = _both(self._untold, Change(frozenset(changed), ()))
 
     def _has_ended(self, one: Reading) -> bool:
         """Whether a run has ended since it was read last. Of a run that was never seen, its end's time decides."""

@@ -191,7 +191,7 @@ def test_a_run_that_changes_among_very_many_is_told_to_those_who_follow_it(
     async def main() -> None:
         tail.event, rows = "run", Rows({"id": "00aa00", "state": "running"})
         streams, one = rows.streams(), client()
-        monkeypatch.setattr(streams, "_changed_jobs", set)
+        monkeypatch.setattr(streams, "_jobs_now", dict)
         streams._loop, streams._clients = asyncio.get_running_loop(), {one}
         task = asyncio.create_task(streams._follow_file("run:00aa00", ("run /place", tail), one, None))
         await until(lambda: bool(states(one)))

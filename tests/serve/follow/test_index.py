@@ -23,6 +23,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import rebuild
 from ortlaunch.serve.index.folders import stamp_of
+from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import shortened
 from ortlaunch.serve.index.reading import read_folders
 from ortlaunch.serve.index.tables import Delivery, Webhook
@@ -148,6 +149,50 @@ def test_runs_that_could_not_be_forgotten_are_forgotten_later(
     service.runs.roots[0]._folders.look()
     service.runs.refresh()
     assert rows(viewer) == []
+
+
+def test_what_a_broken_pass_has_found_is_told_by_the_next_one(
+    service: Service, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: set[str] = set()
+    service.runs.listen(lambda change: told.update(change.places))
+    first, second = make_run("first"), make_run("second")
+    read = []
+
+    def locked(places: list) -> list:
+        read.append(places)
+        if len(read) == 2:
+            raise OperationalError("", (), Exception("locked"))
+        return read_folders(places)
+
+    monkeypatch.setattr("ortlaunch.serve.index.indexer._BATCH", 1)
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", locked)
+    with pytest.raises(OperationalError):
+        service.runs.refresh()
+    assert not told
+    service.runs.refresh()
+    assert told == {str(first), str(second)}
+
+
+def test_what_could_not_be_told_is_told_with_the_next_pass(service: Service, make_run: Maker) -> None:
+    told = []
+
+    def tell(change: Change) -> None:
+        told.append(change)
+        if change.gone and len(told) == 2:
+            raise OperationalError("", (), Exception("locked"))
+
+    service.runs.listen(tell)
+    run_dir = make_run()
+    service.runs.refresh()
+    shutil.rmtree(run_dir)
+    with pytest.raises(OperationalError):
+        service.runs.refresh()
+    added = make_run("added")
+    for _ in range(2):
+        service.runs.refresh()
+    key = f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
+    assert told[2:] == [Change(frozenset({str(added)}), (key,)), Change(frozenset(), ())]
 
 
 def test_runs_of_a_root_that_cannot_be_read_stay_in_the_list(
