@@ -29,7 +29,7 @@ from ortlaunch.ort.verify.trap import Finding
 
 _ROUNDING = 1e-6
 """Relative difference up to which values are the same."""
-_ADVICE = "Return it from the block, or use trainer.zero_stage=2"
+_ADVICE = "Return it from the block, use trainer.zero_stage=2"
 
 _Forward = Callable[..., Any]
 
