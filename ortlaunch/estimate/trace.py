@@ -14,9 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from ortlaunch.base.errors import FindingError, WrongGradientsError
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config, OrtConfig, Precision
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
+from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
@@ -35,6 +36,12 @@ OTHERS_CHECKPOINT = "checkpoint of the other workers"
 """The phase in which another worker than the first one makes its part of a checkpoint, where that is another part."""
 _NOWHERE = Path("/nonexistent")
 """Where the trace would write; it writes nothing."""
+_WRITTEN_PER_SECOND = 900e6
+"""Bytes of a checkpoint at best: torch.save took 0.42 s of processor time for 376 MB, without the disk."""
+_OPERATIONS_PER_SECOND = 50e9
+"""Of a core in a training step, roughly."""
+_SLOWER = 5
+"""In bf16 and fp16, on a CPU without instructions for them."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,9 @@ class Rehearsal:
         self._batch = batches[0]
         self._batches = list(batches)
         self._backend = BackendRun()
+        self._micro_batches = config.train.grad_accumulation
+        self._operations = 0.0
+        """Floating-point operations of a sample."""
         self._evaluations = 0
         """How often the model was evaluated."""
         self._phases: dict[str, Use] = {}
@@ -189,7 +199,7 @@ class Rehearsal:
 
     def _start(self, model: torch.nn.Module) -> Engine:
         task: Task = make_task(model, self._batch)
-        flops_per_sample(model, task, self._batch)
+        self._operations = flops_per_sample(model, task, self._batch)
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
@@ -304,8 +314,10 @@ class Rehearsal:
         copies = train.copied_checkpoints()
         if self._compares_after_evaluations and compares_beside_copy(train):
             self._evaluate_before_comparison(engine)
+        before = self._meter.now.tensors
         with self._made_up(), memory.copying(keep=copies > 1):
             write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
+        copied = self._meter.now.tensors - before
         alone = self._meter.take_peak()
         if copies == 0:
             return alone
@@ -313,6 +325,9 @@ class Rehearsal:
         if copies == 1:
             together = self._meter.take_peak()
             del write
+            if copied / _WRITTEN_PER_SECOND > self._seconds():
+                # So many bytes are still being written at the step's end.
+                return replace(_larger(alone, together), least=alone.least)
             # The copy is written while the step is taken. Whether it is gone before the step's peak is chance.
             tensors, process = (alone.tensors + together.tensors) // 2, (alone.process + together.process) // 2
             return Use(alone.least, tensors, process, together.most)
@@ -324,6 +339,13 @@ class Rehearsal:
         elif train.eval_every is not None and train.eval_every < train.steps:
             self._evaluate(engine)
         return _larger(alone, self._meter.take_peak())
+
+    def _seconds(self) -> float:
+        """The time of a step, roughly."""
+        precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(self._config.train.precision)
+        slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
+        operations = self._operations * self._config.train.batch_size * self._micro_batches
+        return operations * slower / (_OPERATIONS_PER_SECOND * self._workers.threads)
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:

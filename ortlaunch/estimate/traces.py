@@ -59,7 +59,8 @@ class Traces:
         """
         self._config = config
         self._request = request
-        self._workers = join_nobody(request.world_size)
+        threads = 1 + further_threads(config, request.workers)
+        self._workers = replace(join_nobody(request.world_size), threads=threads)
         # It stays open, so that this process holds the data that a worker holds.
         self._loader = open_loader(config, self._workers)
         self._loader.start_processes()

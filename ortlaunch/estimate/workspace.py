@@ -78,7 +78,7 @@ def _convolution(image: torch.Tensor, weight: torch.Tensor, result: torch.Tensor
         result: its output, or the output's gradient.
         beside: what oneDNN holds: arguments and results in an order of its own.
     """
-    if image.dtype in (torch.bfloat16, torch.float16) and not _has_low_precision(image.dtype):
+    if image.dtype in (torch.bfloat16, torch.float16) and not has_low_precision(image.dtype):
         # Without such instructions torch multiplies by a matrix with a column for each place of the kernel.
         places = math.prod(weight.shape[2:])
         columns = image.shape[0] * image.shape[1] * places * math.prod(result.shape[2:])
@@ -87,8 +87,8 @@ def _convolution(image: torch.Tensor, weight: torch.Tensor, result: torch.Tensor
 
 
 @cache
-def _has_low_precision(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has convolutions of this type on this machine."""
+def has_low_precision(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has convolutions of bf16 or fp16 on this machine."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     known = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
     return known is not None and bool(known())

@@ -154,10 +154,20 @@ def test_the_last_checkpoint_and_the_weights_are_written_without_a_copy() -> Non
 
 
 def test_a_checkpoint_between_steps_may_be_in_memory_with_the_next_step_or_be_written_before() -> None:
-    use = traced("train.checkpoint_every=2", "train.steps=4").phases["checkpoint"]
+    # A step of so many samples takes longer than the writing.
+    use = traced("train.checkpoint_every=2", "train.steps=4", "train.batch_size=100000").phases["checkpoint"]
     assert 6 * PARAMETERS <= use.least < 6.5 * PARAMETERS
     assert use.least < use.tensors < use.process < use.most
     assert use.most > 7 * PARAMETERS
+
+
+def test_a_copy_whose_writing_takes_longer_than_a_step_is_there_beside_it() -> None:
+    words = ("train.checkpoint_every=2", "train.steps=4")
+    use = traced(*words).phases["checkpoint"]
+    by_chance = traced(*words, "train.batch_size=100000").phases["checkpoint"]
+    assert use.tensors > 7 * PARAMETERS > by_chance.tensors
+    assert by_chance.process < use.process <= use.most == by_chance.most
+    assert use.least == by_chance.least
 
 
 def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint() -> None:

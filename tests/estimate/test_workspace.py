@@ -43,7 +43,7 @@ def test_a_convolution_holds_its_result_and_its_weight_in_another_order() -> Non
 
 
 def test_without_instructions_a_convolution_in_bf16_holds_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_has_low_precision", lambda _dtype: False)
+    monkeypatch.setattr(workspace, "has_low_precision", lambda _dtype: False)
 
     def convolved(kernel: int) -> torch.Tensor:
         # Of these nothing was written.
