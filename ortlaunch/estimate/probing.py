@@ -46,8 +46,8 @@ _NEAR = 2
 """A micro-batch is near the probed ones from half of the smallest to this many times the largest."""
 _SPREAD = 0.08
 """How far a run may be from its own probe; docs/estimate.md has what was measured."""
-_CHANCE = 32 * MIB
-"""How much more or less beside that, whatever the size: the workers of one small configuration took 618 to 673 MiB."""
+_CHANCE = 64 * MIB
+"""How much more or less beside that, whatever the size: twelve runs of one small configuration took 578 to 700 MiB."""
 _SPREAD_OF_SLOPE = 0.3
 """How far a line may be off per byte beyond a probe: ONNX Runtime's arena grows in powers of two."""
 _LARGEST, _MOST_POINTS = 1 << 16, 8
