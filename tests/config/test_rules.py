@@ -163,10 +163,10 @@ def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     message = refusal("device=cuda", "launcher.workers_per_node=3")
     assert "launcher.workers_per_node=3" in message
-    assert "2 GPU" in message
+    assert "2 visible GPUs" in message
     check(config("device=cuda", "launcher.workers_per_node=2"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert "1 GPU" in refusal("device=cuda", "launcher.workers_per_node=2")
+    assert "1 visible GPU" in refusal("device=cuda", "launcher.workers_per_node=2")
 
 
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
