@@ -166,7 +166,8 @@ class Rehearsal:
         self._batch = batches[0]
         self._batches = list(batches)
         self._backend = BackendRun()
-        self._micro_batches = config.train.grad_accumulation
+        self._samples = config.train.batch_size * config.train.grad_accumulation
+        """Of a step of the run."""
         self._operations = 0.0
         """Floating-point operations of a sample."""
         self._evaluations = 0
@@ -344,8 +345,7 @@ class Rehearsal:
         """The time of a step, roughly."""
         precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(self._config.train.precision)
         slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
-        operations = self._operations * self._config.train.batch_size * self._micro_batches
-        return operations * slower / (_OPERATIONS_PER_SECOND * self._workers.threads)
+        return self._operations * self._samples * slower / (_OPERATIONS_PER_SECOND * self._workers.threads)
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:

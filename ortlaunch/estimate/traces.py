@@ -95,8 +95,6 @@ class Traces:
             if not _needs_content(error):
                 raise RequestError(f"a step of this configuration fails: {reason}") from error
         finally:
-            # Of its own bookkeeping the allocator keeps up to 80 MiB, by chance: 373 to 405 MiB for gpt2_nano.
-            _give_free_memory_back()
             # Before a probe, whose tensors would be in it.
             self.base = self._process_base()
         self.is_fake = False
@@ -112,7 +110,6 @@ class Traces:
                 f"{shortened(error)}"
             ) from error
         # What the step has imported and keeps beside its tensors, which the trace did not come to.
-        _give_free_memory_back()
         self.base = max(self.base, self._process_base())
         return found
 
@@ -159,6 +156,8 @@ class Traces:
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
+        # Of what a trace has freed the allocator keeps up to 80 MiB, by chance: 373 to 405 MiB for gpt2_nano.
+        _give_free_memory_back()
         return int(psutil.Process().memory_info().rss) + _BESIDE + self.beside + self._held_out
 
     def _evaluated(self) -> int:

@@ -73,7 +73,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:
-        _replace_texts(plan, config, arguments, start)
+        _write_records(plan, config, arguments, start)
     except OSError:
         # The run stays as it was, so that it can go on when there is room on the disk.
         for path, aside in kept.items():
@@ -86,7 +86,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     note_root(plan.run_dir.parents[1])
 
 
-def _replace_texts(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
     """Writes the files; see `write_run_folder`."""
     files = plan.files
     replace_text(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))

@@ -14,7 +14,7 @@ from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsErro
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort.verify.sizes import Sizes, is_new, sizes_of
+from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
@@ -142,13 +142,12 @@ class OrtRun(BackendRun):
         self._blocks = blocks
         self._task: Task | None = None
         self._batch_before: Batch | None = None
-        self._evaluated = 0
+        self._evaluated = Evaluated()
         self._evaluated_before = 0
         """Evaluated batches up to the last batch that was trained on."""
         self._evaluations = 0
         self._evaluation_state = EvaluationState()
         self._sizes: set[Sizes] = set()
-        self._evaluated_sizes: set[Sizes] = set()
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
@@ -209,9 +208,9 @@ class OrtRun(BackendRun):
         """
         from ortlaunch.ort.mends import decisions
 
-        if self._evaluated == self._evaluated_before:
+        if self._evaluated.count == self._evaluated_before:
             return False
-        self._evaluated_before = self._evaluated
+        self._evaluated_before = self._evaluated.count
         self._evaluations += 1
         is_due = self._evaluations & (self._evaluations - 1) == 0 and self._cfg.recheck_every != 0
         # With a graph for each block, there is no whole model to compare.
@@ -274,9 +273,7 @@ class OrtRun(BackendRun):
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.start import evaluation_error
 
-        self._evaluated += 1
-        is_due = self._evaluated & (self._evaluated - 1) == 0
-        is_due |= is_new(sizes_of(batch), self._evaluated_sizes)
+        is_due = self._evaluated.is_due(batch)
         unverified = decisions.take_unverified_in_evaluation()
         if self._task is None:
             return

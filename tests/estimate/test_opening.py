@@ -57,6 +57,18 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
 
 
+def asked() -> tuple[traces.Traces, int]:
+    """Traces an mlp in this process; returns how much that has added to the process without tensors, in bytes."""
+    words = ("model=mlp", "trainer=single", "backend=eager", "device=cpu")
+    try:
+        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True))
+        before = found._process_base()
+        found.asked()
+    finally:
+        dist.destroy_process_group()
+    return found, found.base - before
+
+
 def test_what_a_trace_has_freed_is_no_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
     malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -73,16 +85,12 @@ def test_what_a_trace_has_freed_is_no_part_of_the_process(monkeypatch: pytest.Mo
 
     above: list[int] = []
     monkeypatch.setattr(traces, "trace", traced)
-    words = ("model=mlp", "trainer=single", "backend=eager", "device=cpu")
     try:
-        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True))
-        before = found._process_base()
-        found.asked()
+        _, added = asked()
     finally:
-        dist.destroy_process_group()
         for one in above:
             free(one)
-    assert found.base - before < size // 2 * MIB
+    assert added < size // 2 * MIB
 
 
 def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,15 +105,9 @@ def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pyt
 
     monkeypatch.setattr(traces, "trace", traced)
     monkeypatch.setattr(traces, "_limit_memory", lambda _limit: None)
-    words = ("model=mlp", "trainer=single", "backend=eager", "device=cpu")
-    try:
-        found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True))
-        before = found._process_base()
-        found.asked()
-    finally:
-        dist.destroy_process_group()
+    found, added = asked()
     assert not found.is_fake
-    assert size - 40 < (found.base - before) / MIB < size + 20
+    assert size - 40 < added / MIB < size + 20
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])

@@ -58,10 +58,6 @@ def _unknown(kind: str) -> Exception:
     )
 
 
-def _nothing() -> None:
-    return None
-
-
 _values_before: ContextVar[dict[str, Tensor] | None] = ContextVar("_values_before", default=None)
 """Where the values of buffers go before a graph's forward moves them; None if nobody needs them."""
 

@@ -23,7 +23,7 @@ from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.verify.beside import beside
 from ortlaunch.ort.verify.block_errors import BlockTask, gradients_error, outputs_error
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.sizes import Sizes, is_new, sizes_of
+from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
 from ortlaunch.ort.verify.start import QuickCheck
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
@@ -137,7 +137,6 @@ class _Watch:
         self.findings: list[Finding] = []
         self.sizes: set[Sizes] = set()
         """Those of the tensors that it was called with."""
-        self.most_calls = 0
         self._calls = [0] * passes.count
         self._passes = passes
         self._is_first = is_first
@@ -147,7 +146,6 @@ class _Watch:
     def __call__(self, ort_module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         passes = self._passes
         self._calls[passes.current] += torch.is_grad_enabled()
-        self.most_calls = max(self._calls)
         inputs = named(tensors)
         is_new(sizes_of(inputs), self.sizes)
         if self._is_first and torch.is_grad_enabled() and ort_module is self.block.ort_modules[0]:
@@ -158,6 +156,11 @@ class _Watch:
                 self._is_first = False
         elif passes.current and not self.findings:
             self._compare(ort_module, inputs)
+
+    @property
+    def most_calls(self) -> int:
+        """How often a pass has called the block with gradients, at most."""
+        return max(self._calls)
 
     def end(self) -> None:
         """Lets the block go on without it."""
@@ -185,8 +188,7 @@ class _Training:
         self._precision = precision
         self._allow = set(allow)
         self._sizes = set(watch.sizes)
-        self._evaluated_sizes: set[Sizes] = set()
-        self._evaluated = 0
+        self._evaluated = Evaluated()
 
     def __call__(self, ort_module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         if session.fallback_reason(ort_module) is not None:
@@ -213,10 +215,7 @@ class _Training:
         return found or gradients_error(ort_module, inputs, self._precision)
 
     def _error(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
-        self._evaluated += 1
-        is_due = self._evaluated & (self._evaluated - 1) == 0
-        is_due |= is_new(sizes_of(inputs), self._evaluated_sizes)
-        if not is_due or Allow["wrong_outputs"] in self._allow:
+        if not self._evaluated.is_due(inputs) or Allow["wrong_outputs"] in self._allow:
             return None
         return outputs_error(ort_module, inputs, self._precision)
 

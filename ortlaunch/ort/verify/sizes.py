@@ -1,6 +1,8 @@
-"""Sizes of batches that have been compared with PyTorch."""
+"""Which batches are compared with PyTorch while a run trains: those of new sizes, and some evaluated ones."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from ortlaunch.models.task import Batch
 
@@ -21,3 +23,17 @@ def is_new(sizes: Sizes, known: set[Sizes]) -> bool:
         return False
     known.add(sizes)
     return True
+
+
+@dataclass
+class Evaluated:
+    """The batches that were evaluated."""
+
+    count: int = 0
+    _sizes: set[Sizes] = field(default_factory=set)
+
+    def is_due(self, batch: Batch) -> bool:
+        """Counts a batch. It is compared if it is the first, second, fourth and so on, or has new sizes."""
+        self.count += 1
+        has_new_sizes = is_new(sizes_of(batch), self._sizes)
+        return has_new_sizes or self.count & (self.count - 1) == 0
