@@ -1,4 +1,4 @@
-"""Attention of three projections, with a rotary position embedding or without, as one node."""
+"""Attention of three projections or of three parts of each head, rotated, rotated in part or not, as one node."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,6 +31,19 @@ def angles(length: int, size: int) -> Tensor:
     return torch.cat([torch.arange(length)[:, None] * steps] * 2, dim=-1)[None]
 
 
+PARTS = {
+    "part": (slice(0, 4), slice(4, None), 4, False),
+    "part of each head": (slice(0, 4), slice(4, None), 4, False),
+    "mixed part of each head": (slice(0, 4), slice(4, None), 4, False),
+    "last part": (slice(4, None), slice(0, 4), 4, True),
+    "part put last": (slice(0, 4), slice(4, None), 4, True),
+    "part again": (slice(0, 4), slice(0, 4), 4, False),
+    "two of four": (slice(0, 4), slice(4, None), 1, False),
+    "one": (slice(0, 1), slice(1, None), 1, False),
+}
+"""What is rotated, what is not, how many numbers the cosine has, and whether what is rotated comes last."""
+
+
 class Attend(nn.Module):
     """Attention as in transformers, with a rotation or something near it."""
 
@@ -40,13 +54,12 @@ class Attend(nn.Module):
         self.query = nn.Linear(16, heads * 8, bias=False)
         self.key, self.value = nn.Linear(16, shared * 8, bias=False), nn.Linear(16, shared * 8)
         self.scale = nn.Parameter(torch.rand(8) + 0.5)
+        self.all = nn.Linear(16, heads * 24)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        query, key, value = (
-            part(x).view(*x.shape[:-1], -1, 8).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
-        turn = angles(x.shape[1], 8)
+        query, key, value = self.projected(x)
+        turn = angles(x.shape[1], 8)[..., : self.rotated_size()]
         cosine, sine = turn.cos().unsqueeze(1), turn.sin().unsqueeze(1)
         query, key = self.turned(query, key, cosine, sine)
         mask = None
@@ -58,9 +71,27 @@ class Attend(nn.Module):
         out = out.transpose(2, 3) if self.kind == "result across" else out.transpose(1, 2)
         return out.reshape(x.shape[0], x.shape[1], -1)
 
+    def rotated_size(self) -> int:
+        return PARTS[self.kind][2] if self.kind in PARTS else 4 if "dynamic" in self.kind else 8
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        if "of each head" in self.kind:
+            parts = self.all(x).view(*x.shape[:-1], -1, 24).transpose(1, 2).chunk(3, dim=-1)
+            return parts if "mixed" not in self.kind else (parts[1], parts[2], parts[0])
+        return tuple(part(x).view(*x.shape[:-1], -1, 8).transpose(1, 2) for part in (self.query, self.key, self.value))
+
     def turned(self, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kind in PARTS:
+            take, leave, _, swapped = PARTS[self.kind]
+            pairs = [(x[..., take], x[..., leave]) for x in (query, key)]
+            pairs = [(x * cosine + rotated_half(x) * sine, rest) for x, rest in pairs]
+            return tuple(torch.cat(pair[::-1] if swapped else pair, dim=-1) for pair in pairs)
         match self.kind:
-            case "plain":
+            case "dynamic part" | "dynamic part of each head":
+                last = cosine.shape[-1]
+                pairs = [(x[..., :last], x[..., last:]) for x in (query, key)]
+                return tuple(torch.cat((x * cosine + rotated_half(x) * sine, rest), dim=-1) for x, rest in pairs)
+            case "plain" | "of each head":
                 return query, key
             case "key alone":
                 return query, key * cosine + rotated_half(key) * sine
@@ -97,6 +128,9 @@ def wrapped(model: nn.Module, folder: Path) -> nn.Module:
         (Attend("rotated", shared=2), True, True),
         (Attend("masked"), True, True),
         (Attend("result across"), True, True),
+        *[(Attend(f"{kind} of each head".strip()), True, True) for kind in ("", "part", "mixed part", "dynamic part")],
+        *[(Attend(kind), True, True) for kind in ("part", "dynamic part")],
+        *[(Attend(kind), False, False) for kind in ("last part", "part put last", "part again", "two of four", "one")],
         *[(Attend(kind), False, False) for kind in ("key alone", "other angles", "other values", "unsigned")],
         *[(Attend(kind), False, False) for kind in ("uneven", "overlapping", "learned", "across heads")],
     ],
@@ -144,13 +178,37 @@ def test_the_models_attention_is_one_node(name: str, tmp_path: Path) -> None:
         assert found >= {"ortlaunch::rms_norm", "ortlaunch::silu_product"}
 
 
+@pytest.mark.parametrize("name", ["GPTNeoX", "Phi"])
+def test_a_model_that_rotates_a_part_of_each_head_has_eagers_loss_and_gradients(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
+    config = getattr(transformers, f"{name}Config")(vocab_size=50, use_cache=False, **sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    ort = wrapped(model, tmp_path)
+    for shape in ((2, 9), (3, 17)):
+        ids = torch.randint(0, 50, shape)
+        losses = []
+        for each in (model, ort):
+            each.zero_grad()
+            losses.append(each(input_ids=ids, labels=ids).loss)
+            losses[-1].backward()
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=1e-6)
+        for key, parameter in model.named_parameters():
+            torch.testing.assert_close(ort.get_parameter(key).grad, parameter.grad, rtol=1e-4, atol=1e-6)
+    found = operators(tmp_path)
+    assert SIDEWAYS in found
+    assert not found & {"Softmax", "Neg", "Transpose"}
+
+
 Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 def by_definition(inputs: Inputs, cosine: Tensor | None, sine: Tensor | None, mask: Tensor | None) -> Tensor:
     query, key, value = (x.transpose(1, 2) for x in inputs)
     if cosine is not None and sine is not None:
-        query, key = (x * cosine.unsqueeze(1) + rotated_half(x) * sine.unsqueeze(1) for x in (query, key))
+        last, cosine, sine = cosine.shape[-1], cosine.unsqueeze(1), sine.unsqueeze(1)
+        pairs = [(x[..., :last], x[..., last:]) for x in (query, key)]
+        query, key = (torch.cat((x * cosine + rotated_half(x) * sine, rest), dim=-1) for x, rest in pairs)
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -182,7 +240,7 @@ def exact(compute: Callable[..., Tensor], grad: Tensor, inputs: Inputs) -> list[
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("kind", ["rotated", "rows of their own", "masked", "plain"])
+@pytest.mark.parametrize("kind", ["rotated", "rows of their own", "in part", "masked", "plain"])
 @pytest.mark.parametrize("shape", [(2, 9, 4, 2, 6), (1, 70, 3, 3, 34), (3, 129, 2, 1, 64), (1, 1, 1, 1, 2)], ids=str)
 def test_the_kernel_is_near_fp64(shape: tuple[int, ...], kind: str, threads: int) -> None:
     session.import_ortmodule()
@@ -194,6 +252,9 @@ def test_the_kernel_is_near_fp64(shape: tuple[int, ...], kind: str, threads: int
     turn: tuple[Tensor | None, Tensor | None] = (cosine, sine)
     if kind == "rows of their own":
         turn = (cosine * torch.rand(shape[0], 1, shape[-1]), sine * torch.rand(shape[0], 1, shape[-1]))
+    elif kind == "in part":
+        part = max(2, shape[-1] // 4 * 2)
+        turn = (cosine[..., :part].contiguous(), sine[..., :part].contiguous())
     elif kind == "plain":
         turn = (None, None)
     before = torch.get_num_threads()
@@ -259,7 +320,14 @@ def test_what_is_not_finite_spreads_no_further_than_in_eager(
 
 @pytest.mark.parametrize(
     ("cosine", "sine"),
-    [((1, 9, 6), None), ((1, 8, 6), (1, 8, 6)), ((1, 9, 4), (1, 9, 4)), ((3, 9, 6), (3, 9, 6))],
+    [
+        ((1, 9, 6), None),
+        ((1, 8, 6), (1, 8, 6)),
+        ((1, 9, 3), (1, 9, 3)),
+        ((1, 9, 8), (1, 9, 8)),
+        ((1, 9, 4), (1, 9, 2)),
+        ((3, 9, 6), (3, 9, 6)),
+    ],
     ids=str,
 )
 def test_a_rotation_of_another_shape_is_refused(cosine: tuple[int, ...], sine: tuple[int, ...] | None) -> None:

@@ -1,9 +1,10 @@
 """Exports attention, with dropout, as one node that calls our own CPU kernel.
 
 If query, key and value are parts of one projection, as in GPT-2, the kernel reads them from its output. If each is a
-projection of its own, as in BERT and Llama, the kernel reads them before they are transposed, and applies a rotary
-position embedding to query and key. Splitting, transposing and rotating them as nodes of their own would copy each one
-several times in the forward and the backward.
+projection of its own, as in BERT and Llama, or a part of each head of one, as in GPT-NeoX, the kernel reads them before
+they are transposed, and applies a rotary position embedding to query and key, or to the first numbers of each of their
+heads. Splitting, transposing and rotating them as nodes of their own would copy each one several times in the forward
+and the backward.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
-from ortlaunch.ort.kernels.sideways import TURNED, sources, untransposed
+from ortlaunch.ort.kernels.sideways import LISTS, TURNED, part_size, sources, untransposed, whole
 from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, size_of
 from ortlaunch.ort.mends import attention
 
@@ -30,8 +31,6 @@ _KEEP_PLACES = {
     "ortlaunch::rms_norm": 1,
 }
 """Operators whose result has the sizes of an input except for the last one, and the index of that input."""
-_LISTS = ("prim::ListConstruct", "onnx::Concat")
-"""Operators that build a shape, before and after the exporter's conversion."""
 
 
 def symbolic(
@@ -75,7 +74,7 @@ def symbolic(
     ]
     mask = none(g) if mask is None else mask
     packed = _packed(query, key, value) if query.type().scalarType() == "Float" else None
-    found = sources(query, key, value) if packed is None else None
+    found = sources(g, query, key, value) if packed is None else None
     if packed is not None:
         inputs = [packed.tensor, mask, g.op("Constant", value_t=torch.tensor(packed.heads)), *rest]
         sideways, _, _ = g.op(ATEN_OP, *inputs, operator_s=PACKED, outputs=3)
@@ -112,7 +111,7 @@ def reshape(g: Any, x: Any, shape: Any) -> Any:
     from torch.onnx import symbolic_opset9
 
     sideways = _of_ours(x)
-    if sideways is not None and shape.node().kind() in _LISTS and _is_own_shape(sideways, list(shape.node().inputs())):
+    if sideways is not None and shape.node().kind() in LISTS and _is_own_shape(sideways, list(shape.node().inputs())):
         return x
     return symbolic_opset9.reshape(g, x, shape)
 
@@ -130,9 +129,11 @@ def _is_own_shape(sideways: Any, places: list[Any]) -> bool:
     inputs = list(sideways.node().inputs())
     result = sideways.debugName()
     if operator_called(sideways.node()) == SIDEWAYS:
-        query, value = inputs[0].debugName(), inputs[2].debugName()
-        alike = [{(result, 0)}, {(result, 1), (query, 1)}, {(result, 3), (value, 3)}]
-        return all(size_of(place) in known for place, known in zip((places[0], *places[2:]), alike, strict=True))
+        query, value = inputs[0], inputs[2]
+        lengths = [(result, 1), (query.debugName(), 1), (whole(query).debugName(), 1)]
+        is_size = size_of(places[3]) in [(result, 3), (value.debugName(), 3)]
+        is_size = is_size or integers(places[3]) == [part_size(value)]
+        return size_of(places[0]) == (result, 0) and size_of(places[2]) in lengths and is_size
     names = {result, *(x.debugName() for x in _views_of_parts(inputs[0]))}
     return all(
         found is not None and found[0] in names and found[1] == axis
@@ -223,7 +224,7 @@ def _before_turn(x: Any) -> _Part | None:
     if reshape.kind() != "onnx::Reshape":
         return None
     source, shape = reshape.inputs()
-    if source.type().dim() != 3 or shape.node().kind() not in _LISTS:
+    if source.type().dim() != 3 or shape.node().kind() not in LISTS:
         return None
     places = list(shape.node().inputs())
     if len(places) != 4 or not all(_is_size(places[axis], source, axis) for axis in (0, 1)):

@@ -307,6 +307,7 @@ _SYMBOLICS = {
     "aten::reshape": fused_attention.reshape,
     "aten::size": sideways.size,
     "aten::transpose": fused_attention.transpose,
+    "prim::ConstantChunk": sideways.constant_chunk,
 }
 
 _GRADIENTS: dict[str, Callable[[], list[Any]]] = {

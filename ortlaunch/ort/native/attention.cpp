@@ -41,12 +41,14 @@ struct Problem {
 };
 
 // Rotary position embedding: x * cos + rotated(x) * sin, where rotated swaps the halves of x and negates the second.
-// It is applied to rows of query and key while they are in the processor's cache.
+// It is applied to rows of query and key while they are in the processor's cache. Of each row it turns the first R
+// numbers and keeps the others.
 class Rotation {
  public:
   Rotation() = default;
-  // Cosine and sine are [B or 1, L, E].
-  Rotation(const at::Tensor& cosine, const at::Tensor& sine) : cosine_(cosine), sine_(sine) {
+  // Cosine and sine are [B or 1, L, R], and the rows have `width` numbers, R or more.
+  Rotation(const at::Tensor& cosine, const at::Tensor& sine, int64_t width)
+      : cosine_(cosine), sine_(sine), width_(width) {
     cosines_ = cosine.const_data_ptr<float>();
     sines_ = sine.const_data_ptr<float>();
     size_ = cosine.size(2);
@@ -59,33 +61,35 @@ class Rotation {
   // Rotates `count` rows from position `first` on; the rows of the result follow each other.
   void turn(int64_t batch, int64_t first, int64_t count, const float* from, int64_t step, float* to) const {
     const int64_t half = size_ / 2;
-    for (int64_t row = 0; row < count; ++row, from += step, to += size_) {
+    for (int64_t row = 0; row < count; ++row, from += step, to += width_) {
       const float* cosine = cosines_ + batch * of_cosine_ + (first + row) * size_;
       const float* sine = sines_ + batch * of_sine_ + (first + row) * size_;
       for (int64_t i = 0; i < half; ++i) {
         to[i] = from[i] * cosine[i] - from[i + half] * sine[i];
         to[i + half] = from[i + half] * cosine[i + half] + from[i] * sine[i + half];
       }
+      std::copy(from + size_, from + width_, to + size_);
     }
   }
 
   // The gradient of `turn`.
   void turn_back(int64_t batch, int64_t first, int64_t count, const float* from, float* to, int64_t step) const {
     const int64_t half = size_ / 2;
-    for (int64_t row = 0; row < count; ++row, from += size_, to += step) {
+    for (int64_t row = 0; row < count; ++row, from += width_, to += step) {
       const float* cosine = cosines_ + batch * of_cosine_ + (first + row) * size_;
       const float* sine = sines_ + batch * of_sine_ + (first + row) * size_;
       for (int64_t i = 0; i < half; ++i) {
         to[i] = from[i] * cosine[i] + from[i + half] * sine[i + half];
         to[i + half] = from[i + half] * cosine[i + half] - from[i] * sine[i];
       }
+      std::copy(from + size_, from + width_, to + size_);
     }
   }
 
  private:
   at::Tensor cosine_, sine_;
   const float *cosines_ = nullptr, *sines_ = nullptr;
-  int64_t size_ = 0, of_cosine_ = 0, of_sine_ = 0;
+  int64_t width_ = 0, size_ = 0, of_cosine_ = 0, of_sine_ = 0;
 };
 
 // The values of a mask, and the last key that each block of queries sees.
@@ -452,14 +456,15 @@ void check_rotation(
   for (const at::Tensor& x : {*cosine, *sine}) {
     TORCH_CHECK(
         x.dim() == 3 && (x.size(0) == 1 || x.size(0) == of.batches) && x.size(1) == of.queries &&
-            x.size(1) == of.keys && x.size(2) == of.size && of.size % 2 == 0,
+            x.size(1) == of.keys && x.size(2) == cosine->size(2) && x.size(2) <= of.size && x.size(2) % 2 == 0,
         "attention: the rotation has another shape than the queries and keys");
   }
 }
 
-Rotation rotation_of(const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+Rotation rotation_of(
+    const Problem& of, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
   if (!is_given(cosine)) return Rotation();
-  return Rotation(cosine->to(at::kFloat).contiguous(), sine->to(at::kFloat).contiguous());
+  return Rotation(cosine->to(at::kFloat).contiguous(), sine->to(at::kFloat).contiguous(), of.size);
 }
 
 Noise noise_of(const at::Tensor& seed, double p) { return Noise(static_cast<uint64_t>(seed.item<int64_t>()), p); }
@@ -520,7 +525,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways(
   }
   at::Tensor out = fresh({of.batches, of.queries, of.heads, of.value_size}, at::kFloat);
   at::Tensor logarithms = fresh({of.batches, of.heads, of.queries}, at::kFloat);
-  run_forward(of, Mask(mask, of), rotation_of(cosine, sine), in.query.const_data_ptr<float>(),
+  run_forward(of, Mask(mask, of), rotation_of(of, cosine, sine), in.query.const_data_ptr<float>(),
               in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(), out.data_ptr<float>(),
               logarithms.data_ptr<float>(), noise_of(seed, p));
   return {out, logarithms, seed};
@@ -543,7 +548,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways_backward(
             at::sum_to(of_value.transpose(1, 2), value.sizes()).contiguous()};
   }
   at::Tensor of_query = fresh_like(in.query), of_key = fresh_like(in.key), of_value = fresh_like(in.value);
-  run_backward(of, Mask(mask, of), rotation_of(cosine, sine), grad.const_data_ptr<float>(),
+  run_backward(of, Mask(mask, of), rotation_of(of, cosine, sine), grad.const_data_ptr<float>(),
                in.query.const_data_ptr<float>(), in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(),
                out.const_data_ptr<float>(), logarithms.const_data_ptr<float>(), noise_of(seed, p),
                {of_query.data_ptr<float>(), of_key.data_ptr<float>(), of_value.data_ptr<float>()});

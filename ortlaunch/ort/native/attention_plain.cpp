@@ -63,15 +63,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
 at::Tensor turned(
     const at::Tensor& x, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
   if (!cosine.has_value() || !cosine->defined()) return x;
-  const auto halves = x.chunk(2, -1);
-  return x * cosine->unsqueeze(2) + at::cat({-halves[1], halves[0]}, -1) * sine->unsqueeze(2);
+  const int64_t size = cosine->size(2);
+  const at::Tensor part = x.narrow(-1, 0, size), kept = x.narrow(-1, size, x.size(-1) - size);
+  const auto halves = part.chunk(2, -1);
+  const at::Tensor swapped = at::cat({-halves[1], halves[0]}, -1);
+  return at::cat({part * cosine->unsqueeze(2) + swapped * sine->unsqueeze(2), kept}, -1);
 }
 
 at::Tensor turned_back(
     const at::Tensor& grad, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
   if (!cosine.has_value() || !cosine->defined()) return grad;
-  const auto halves = (grad * sine->unsqueeze(2)).chunk(2, -1);
-  return grad * cosine->unsqueeze(2) + at::cat({halves[1], -halves[0]}, -1);
+  const int64_t size = cosine->size(2);
+  const at::Tensor part = grad.narrow(-1, 0, size), kept = grad.narrow(-1, size, grad.size(-1) - size);
+  const auto halves = (part * sine->unsqueeze(2)).chunk(2, -1);
+  return at::cat({part * cosine->unsqueeze(2) + at::cat({halves[1], -halves[0]}, -1), kept}, -1);
 }
 
 }  // namespace ortlaunch::plain

@@ -23,7 +23,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& out, const at::Tensor& logarithms, const Request& request);
 
-// Applies a rotary position embedding to x [B, L, H, E]; cosine and sine are [B or 1, L, E], or none.
+// Applies a rotary position embedding to x [B, L, H, E]; cosine and sine are [B or 1, L, R], or none.
 at::Tensor turned(
     const at::Tensor& x, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine);
 

@@ -77,8 +77,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     double p, bool causal, std::optional<double> scale);
 
 // The same for query [B, L, H, E], key and value [B, S, H or a divisor of it, E or V]; returns [B, L, H, V]. Where
-// cosine and sine [B or 1, L, E] are given, they first rotate query and key: x * cosine + (-x2, x1) * sine, with the
-// halves x1 and x2 of x.
+// cosine and sine [B or 1, L, R] are given, they first rotate the first R of the E numbers of query and key:
+// x * cosine + (-x2, x1) * sine, with the halves x1 and x2 of x. R is even, and at most E.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& cosine,
     const std::optional<at::Tensor>& sine, const std::optional<at::Tensor>& mask, double p, bool causal,
