@@ -14,10 +14,8 @@ from typing import Any
 from tests.benchmarks.estimate_draws import MODELS, make_models
 
 WORKERS = 2
-STEPS = {
-    **{"gpt2_nano": 80, "gpt2": 8, "bert": 8, "llama": 10, "hf": 10},
-    **{"mlp": 1000, "resnet": 400, "vit": 400, "own": 400},
-}
+STEPS = {"gpt2_nano": 80, "gpt2": 8, "bert": 8, "llama": 10, "hf": 10, "mlp": 1000}
+STEPS |= dict.fromkeys(("resnet", "vit", "own"), 400)
 """The model families, and how many steps a run of each takes.
 
 They take some seconds: the medians of 40 steps of a few milliseconds differed by a factor of two between runs.

@@ -46,14 +46,21 @@ def by_kernel(name: str, grad: Tensor, *inputs: Tensor) -> list[Tensor]:
     if name == "conv1d":
         bias, x, weight = inputs
         out = ours.conv1d(*inputs)
-        return [out, ours.grad_bias(grad), ours.conv1d_grad_x(grad, weight), ours.conv1d_grad_weight(grad, x)]
+        together = ours.conv1d_trained_backward(grad, x, weight)
+        alone = [ours.grad_bias(grad), ours.conv1d_grad_x(grad, weight), ours.conv1d_grad_weight(grad, x)]
+        assert_alike(together, alone)
+        return [out, *together]
     weight, *bias, x = inputs
     out = getattr(ours, name)(*inputs)
     together = getattr(ours, f"{name}_trained_backward")(grad, weight, x)
     alone = [ours.linear_grad_weight(grad, x), *(ours.grad_bias(grad) for _ in bias), ours.linear_grad_x(grad, weight)]
+    assert_alike(together, alone)
+    return [out, *together]
+
+
+def assert_alike(together: Sequence[Tensor], alone: Sequence[Tensor]) -> None:
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=0.0, equal_nan=True)
-    return [out, *together]
 
 
 def exact(compute: Callable[..., Tensor], grad: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -97,6 +104,18 @@ def test_a_kernel_is_as_near_to_fp64_as_torchs_operators(name: str, shape: tuple
     assert_near(on_threads(threads, name, grad, *inputs), expected, 4e-6)
     doubles = [x.double() for x in (grad, *inputs)]
     assert_near(on_threads(threads, name, *doubles), expected, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["linear", "linear_bias", "conv1d"])
+def test_leading_dimensions_are_rows(name: str, dtype: torch.dtype) -> None:
+    values = [x.to(dtype) for x in drawn(name, 12, 5, 7)]
+    place = 2 if name == "conv1d" else len(values) - 1
+    expected = by_kernel(name, *values)
+    grad, x = values[0].view(3, 2, 2, 7), values[place].view(3, 2, 2, 5)
+    found = by_kernel(name, grad, *values[1:place], x, *values[place + 1 :])
+    assert found[0].shape == (3, 2, 2, 7)
+    assert_alike([one.reshape(other.shape) for one, other in zip(found, expected, strict=True)], expected)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

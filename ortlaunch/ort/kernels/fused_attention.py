@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
-from ortlaunch.ort.kernels.sideways import LISTS, TURNED, part_size, sources, untransposed, whole
-from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, size_of
+from ortlaunch.ort.kernels.sideways import TURNED, part_size, sources, untransposed, whole
+from ortlaunch.ort.kernels.traced import LISTS, attribute, integers, operator_called, size_of
 from ortlaunch.ort.mends import attention
 
 ATTENTION = "ortlaunch::attention"
@@ -27,6 +27,8 @@ _KEEP_PLACES = {
     "ortlaunch::linear_bias": 2,
     "ortlaunch::linear_trained": 1,
     "ortlaunch::linear_bias_trained": 2,
+    "ortlaunch::conv1d": 1,
+    "ortlaunch::conv1d_trained": 1,
     "ortlaunch::layer_norm": 2,
     "ortlaunch::rms_norm": 1,
 }
@@ -103,17 +105,15 @@ def transpose(g: Any, x: Any, one: Any, other: Any) -> Any:
     return symbolic_opset9.transpose(g, x, one, other)
 
 
-def reshape(g: Any, x: Any, shape: Any) -> Any:
-    """Exports ``reshape``; nothing is left of one that gives our attention's result the shape that it has.
+def reshaped(x: Any, shape: Any) -> Any | None:
+    """Returns x if it is our attention's result and has this shape.
 
-    transformers 5 does so, for the sake of models whose queries of one position it has packed.
+    transformers 5 reshapes it so for the sake of models whose queries of one position it has packed.
     """
-    from torch.onnx import symbolic_opset9
-
     sideways = _of_ours(x)
     if sideways is not None and shape.node().kind() in LISTS and _is_own_shape(sideways, list(shape.node().inputs())):
         return x
-    return symbolic_opset9.reshape(g, x, shape)
+    return None
 
 
 def _of_ours(x: Any) -> Any | None:

@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.traced import attribute, half_size_of, inputs_of, integers, size_of, without_casts
+from ortlaunch.ort.kernels.traced import LISTS, attribute, half_size_of, inputs_of, integers, size_of, without_casts
 from ortlaunch.ort.mends.attention import known_size
 
 TURNED = [0, 2, 1, 3]
 """The permutation between [B, L, H, E] and [B, H, L, E]."""
-LISTS = ("prim::ListConstruct", "onnx::Concat")
-"""Operators that build a shape, before and after the exporter's conversion."""
 _END = 2**63 - 1
 """What the exporter writes for the end of a slice that goes to the end."""
 
@@ -190,7 +188,7 @@ def _is_half(part: Any, x: Any, *, first: bool) -> bool:
 
 def _is_middle(value: Any, x: Any) -> bool:
     """Whether the value is half of the last size of x."""
-    source, axis = _source_of_size(x, 3)
+    source, axis = source_of_size(x, 3)
     found, known = integers(value), known_size(x, 3)
     return half_size_of(value) == (source.debugName(), axis) if found is None else found == [(known or 0) // 2]
 
@@ -206,14 +204,14 @@ def size(g: Any, x: Any, dim: Any = None) -> Any:
     rank = x.type().dim() if x.type().kind() == "TensorType" else None
     if not isinstance(axis, int) or not rank:
         return symbolic_opset11.size(g, x, *([] if dim is None else [dim]))
-    source, place = _source_of_size(x, axis % rank)
+    source, place = source_of_size(x, axis % rank)
     number = part_size(source) if place == 3 else None
     if number is not None:
         return g.op("Constant", value_t=torch.tensor(number))
     return symbolic_opset11.size(g, source, g.op("Constant", value_t=torch.tensor(place)))
 
 
-def _source_of_size(x: Any, axis: int) -> tuple[Any, int]:
+def source_of_size(x: Any, axis: int) -> tuple[Any, int]:
     """Returns a tensor and an axis of it with the size that `x` has along an axis."""
     while True:
         if x.node().kind() == "onnx::Transpose":
@@ -241,7 +239,7 @@ def constant_chunk(g: Any, x: Any, chunks: int, dim: int) -> Any:
 
 def _viewed_size(x: Any, axis: int) -> int | None:
     """Returns the size of x along an axis if it is a number in the view that made x, else None."""
-    source, place = _source_of_size(x, axis)
+    source, place = source_of_size(x, axis)
     shape = inputs_of(source, "onnx::Reshape")
     if not shape or shape[1].node().kind() not in LISTS:
         return None

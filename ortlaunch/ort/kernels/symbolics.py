@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels import fused_attention, products, shapes, sideways
+from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
 from ortlaunch.ort.mends import losses, saturation, vectors
 from ortlaunch.ort.mends import symbolics as mended
@@ -45,7 +45,6 @@ _LINEAR = "ortlaunch::linear"
 _LINEAR_BIAS = "ortlaunch::linear_bias"
 _TRAINED = "_trained"
 """Ends the name of a linear layer's operator of which all gradients are needed, and computed by one node."""
-_CONV1D = "ortlaunch::conv1d"
 _CROSS_ENTROPY = "ortlaunch::cross_entropy"
 _AFFINE_LAYER_NORM = "ortlaunch::layer_norm"
 
@@ -235,25 +234,13 @@ def _grad_weight(values: str) -> Any:
     return step("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
 
 
-def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -> Any:
-    """Exports ``addmm``, which is the traced form of transformers' Conv1D."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+def _reshape(g: Any, x: Any, shape: Any) -> Any:
+    """Exports ``reshape`` and ``view``; nothing is left of one that gives a result of ours the shape that it has."""
+    from torch.onnx import symbolic_opset14
 
-    plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
-    # The kernel sums the gradient of the bias over rows, which is only right for a vector.
-    if not plain or not bias.requires_grad() or not _is_vector(bias, known_size(weight, 1)):
-        return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
-    output = g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
-    output.setType(_widened(values, known_size(weight, 1)))
-    return output
-
-
-def _conv1d_gradient() -> list[Any]:
-    return [
-        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
-        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
-        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
-    ]
+    same = fused_attention.reshaped(x, shape)
+    same = conv1d.restored(x, shape) if same is None else same
+    return symbolic_opset14.reshape(g, x, shape) if same is None else same
 
 
 def _cross_entropy(
@@ -300,13 +287,14 @@ _SYMBOLICS = {
     "aten::silu": partial(saturation.called, products.SILU),
     "aten::dropout": _dropout,
     "aten::linear": _linear,
-    "aten::addmm": _addmm,
+    "aten::addmm": conv1d.symbolic,
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::mul": products.mul,
     "aten::rms_norm": _rms_norm,
-    "aten::reshape": fused_attention.reshape,
+    "aten::reshape": _reshape,
     "aten::size": sideways.size,
     "aten::transpose": fused_attention.transpose,
+    "aten::view": _reshape,
     "prim::ConstantChunk": sideways.constant_chunk,
 }
 
@@ -327,7 +315,8 @@ _GRADIENTS: dict[str, Callable[[], list[Any]]] = {
     _LINEAR_BIAS: _linear_bias_gradient,
     _LINEAR + _TRAINED: _linear_trained_gradient,
     _LINEAR_BIAS + _TRAINED: _linear_bias_trained_gradient,
-    _CONV1D: _conv1d_gradient,
+    conv1d.CONV1D: conv1d.gradient,
+    conv1d.TRAINED: conv1d.trained_gradient,
     _CROSS_ENTROPY: _cross_entropy_gradient,
 }
 

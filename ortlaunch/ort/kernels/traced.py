@@ -6,6 +6,9 @@ from typing import Any
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP
 
+LISTS = ("prim::ListConstruct", "onnx::Concat")
+"""Operators that build a shape, before and after the exporter's conversion."""
+
 
 def attribute(node: Any, name: str) -> Any:
     """Returns the value of a node's attribute; an empty tuple if it has none of that name."""

@@ -86,6 +86,8 @@ TORCH_LIBRARY(ortlaunch, library) {
   library.def("linear_grad_weight(Tensor grad, Tensor x) -> Tensor");
   library.def("grad_bias(Tensor grad) -> Tensor");
   library.def("conv1d(Tensor bias, Tensor x, Tensor weight) -> Tensor");
+  library.def("conv1d_trained(Tensor bias, Tensor x, Tensor weight) -> Tensor");
+  library.def("conv1d_trained_backward(Tensor grad, Tensor x, Tensor weight) -> (Tensor, Tensor, Tensor)");
   library.def("conv1d_grad_x(Tensor grad, Tensor weight) -> Tensor");
   library.def("conv1d_grad_weight(Tensor grad, Tensor x) -> Tensor");
   library.def("layer_norm(Tensor weight, Tensor bias, Tensor x, float epsilon) -> (Tensor, Tensor, Tensor)");
@@ -146,6 +148,8 @@ TORCH_LIBRARY_IMPL(ortlaunch, CPU, library) {
   implement<linear_grad_weight>(library, "ortlaunch::linear_grad_weight");
   implement<grad_bias>(library, "ortlaunch::grad_bias");
   implement<conv1d>(library, "ortlaunch::conv1d");
+  implement<conv1d>(library, "ortlaunch::conv1d_trained");
+  implement<conv1d_trained_backward>(library, "ortlaunch::conv1d_trained_backward");
   implement<conv1d_grad_x>(library, "ortlaunch::conv1d_grad_x");
   implement<conv1d_grad_weight>(library, "ortlaunch::conv1d_grad_weight");
   implement<layer_norm>(library, "ortlaunch::layer_norm");

@@ -126,17 +126,22 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_bias_trained_backward(
 
 at::Tensor conv1d(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight) {
   if (plain(bias) && plain(x) && plain(weight)) return rows_by(x, weight, false, &bias);
-  return affine(bias, x, weight);
+  return affine(bias, rows(x), weight).view(widened(x, weight.size(1)));
 }
 
 at::Tensor conv1d_grad_x(const at::Tensor& grad, const at::Tensor& weight) {
   if (plain(grad) && plain(weight)) return rows_by(grad, weight, true, nullptr);
-  return product(grad, weight.t());
+  return product(rows(grad), weight.t()).view(widened(grad, weight.size(0)));
 }
 
 at::Tensor conv1d_grad_weight(const at::Tensor& grad, const at::Tensor& x) {
   if (plain(grad) && plain(x)) return over_rows(x, grad);
-  return product(x.t(), grad);
+  return product(rows(x).t(), rows(grad));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> conv1d_trained_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight) {
+  return {grad_bias(grad), conv1d_grad_x(grad, weight), conv1d_grad_weight(grad, x)};
 }
 
 }  // namespace ortlaunch

@@ -22,10 +22,13 @@ std::tuple<at::Tensor, at::Tensor> linear_trained_backward(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_bias_trained_backward(
     const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x);
 
-// The same for matrices alone, and a weight [depth, width].
+// The same for a weight [depth, width].
 at::Tensor conv1d(const at::Tensor& bias, const at::Tensor& x, const at::Tensor& weight);
 at::Tensor conv1d_grad_x(const at::Tensor& grad, const at::Tensor& weight);
 at::Tensor conv1d_grad_weight(const at::Tensor& grad, const at::Tensor& x);
+// The gradients of bias, x and weight.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> conv1d_trained_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight);
 
 // Normalization over the last dimensions, those of the weight; also the mean and the reciprocal of the deviation.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(
