@@ -104,6 +104,13 @@ def trained(model: nn.Module, *, torch_kernels: bool = True) -> nn.Module:
     return wrapped
 
 
+def test_a_model_that_has_changed_is_exported_again_within_a_comparison() -> None:
+    model, data = Net(), drawn()
+    wrapped = trained(model)
+    model.steps += 1
+    assert gradient_error(wrapped, make_task(model, data[0]), contextlib.nullcontext, data[1]) is None
+
+
 @pytest.mark.parametrize("torch_kernels", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_a_wrong_gradient_is_found_also_behind_dropout(rate: float, torch_kernels: bool) -> None:
