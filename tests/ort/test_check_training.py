@@ -471,6 +471,21 @@ class LaterByRate(Net):
         return hidden
 
 
+class LaterDroppingOut(Net):
+    """The rate of a dropout goes by a count."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return functional.dropout(hidden, 0.1 if self.steps < 600 else 0.5, self.training)
+
+
+class LaterDroppingOutInAttention(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        rate = 0.1 if self.steps < 600 else 0.5
+        return functional.scaled_dot_product_attention(hidden[None], hidden[None], hidden[None], dropout_p=rate)[0]
+
+
 class LaterByLoop(Later):
     def count(self) -> Any:
         self.steps += 1
@@ -544,6 +559,8 @@ LATER += [
     LaterByStages,
     LaterByRate,
     LaterInEvaluation,
+    LaterDroppingOut,
+    LaterDroppingOutInAttention,
     LaterByLoop,
     LaterByIterator,
     LaterByGenerator,

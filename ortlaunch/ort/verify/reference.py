@@ -37,12 +37,14 @@ class Reference(TorchFunctionMode):
     Attributes:
         decisions: for each file and line, the tensor values that it read, in order.
         dropped: whether any dropout would have been active.
+        rates: the rate of each dropout, in order; 0 where none would have been active.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.decisions: dict[SourceLine, list[str]] = defaultdict(list)
         self.dropped = False
+        self.rates: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -53,10 +55,11 @@ class Reference(TorchFunctionMode):
             args, kwargs = self._without_rate(args, kwargs, position=4)
         elif name == "multi_head_attention_forward":
             # This function's own dropout is called where the mode no longer sees it.
-            self.dropped = self.dropped or bool(kwargs.get("training", True))
+            self._note(args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0), kwargs.get("training", True))
             kwargs["training"] = False
         elif name in _RECURRENT:
-            self.dropped = self.dropped or any(isinstance(arg, float) and arg > 0 for arg in args)
+            for rate in (arg for arg in args if isinstance(arg, float)):
+                self._note(rate, is_active=True)
             # The rate is the only float among the arguments.
             args = tuple(0.0 if isinstance(arg, float) else arg for arg in args)
         result = func(*args, **kwargs)
@@ -67,15 +70,19 @@ class Reference(TorchFunctionMode):
     def _passed_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
         training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-        self.dropped = self.dropped or bool(training and rate)
+        self._note(rate, training)
         tensor = args[0] if args else kwargs["input"]
         return (tensor, torch.ones_like(tensor, dtype=torch.bool)) if name == "native_dropout" else tensor
+
+    def _note(self, rate: Any, is_active: Any) -> None:
+        self.rates.append(float(rate) if is_active else 0.0)
+        self.dropped = self.dropped or self.rates[-1] > 0
 
     def _without_rate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], position: int
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rate = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
-        self.dropped = self.dropped or bool(rate)
+        self._note(rate, is_active=True)
         if len(args) > position:
             return (*args[:position], 0.0, *args[position + 1 :]), kwargs
         return args, kwargs | {"dropout_p": 0.0}
