@@ -830,6 +830,90 @@ def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
             course.compares(rows(data[0], 16))
 
 
+FACTORS = [1.0]
+
+
+class Part(nn.Module):
+    """Not registered where a list holds it."""
+
+    factor = 1.0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.factor
+
+
+class Turning(Net):
+    """Its ``train()`` changes what forward goes by when the third evaluation begins or ends."""
+
+    def __init__(self, what: str, *, when_training: bool) -> None:
+        super().__init__()
+        self.what = what
+        self.when_training = when_training
+        self.modes: list[bool] = []
+        self.factors = [1.0]
+        self.function = torch.relu
+        self.parts = [Part()]
+        self.register_buffer("table", torch.ones(16), persistent=False)
+
+    def train(self, mode: bool = True) -> Turning:
+        super().train(mode)
+        if self.what != "no list":
+            self.modes.append(mode)
+        if self.modes.count(self.when_training) == 3 and mode is self.when_training:
+            if self.what == "list":
+                self.factors[0] = 2.0
+            elif self.what == "global":
+                FACTORS[0] = 2.0
+            elif self.what == "part":
+                self.parts[0].factor = 2.0
+            elif self.what == "table":
+                self.get_buffer("table").fill_(2.0)
+            elif self.what == "function":
+                self.function = torch.tanh
+        return self
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.function(hidden - 0.5) * self.get_buffer("table")
+        return self.parts[0](hidden * self.factors[0] * FACTORS[0])
+
+
+def turning(what: str, *, when_training: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Course, list[Batch]]:
+    """A run after its second evaluation; the third is none of those after which it compares anyway."""
+    monkeypatch.setitem(globals(), "FACTORS", [1.0])
+    torch.manual_seed(0)
+    data = drawn()
+    course = Course(Turning(what, when_training=when_training), data)
+    for _ in range(2):
+        course.evaluate(data[0])
+        assert course.compares(data[1])
+    return course, data
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("what", ["list", "global", "part", "table"])
+def test_what_a_train_of_the_models_own_changes_is_compared(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
+    course.evaluate(data[0])
+    with pytest.raises(WrongGradientsError, match=r"^after an evaluation, .*train\(\) changes what forward goes by"):
+        course.compares(data[1])
+
+
+@pytest.mark.usefixtures("enforced")
+def test_what_an_eval_of_the_models_own_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    course, data = turning("list", when_training=False, monkeypatch=monkeypatch)
+    with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
+        course.evaluate(data[0])
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("what", ["nothing", "no list", "function"])
+def test_a_train_of_the_models_own_that_changes_no_number_passes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function is followed by another export; only what has changed is compared."""
+    course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
+    course.evaluate(data[0])
+    assert course.compares(data[1]) is (what != "no list")
+
+
 class MovedInEvaluation(Net):
     """Evaluation moves a buffer, which training reads; `saved` says whether checkpoints have it."""
 
