@@ -130,6 +130,7 @@ class OrtRun(BackendRun):
             journal: the run's journal on the first worker, None on the others.
             blocks: whether each block of the model is an ORTModule of its own (ZeRO 3).
         """
+        from ortlaunch.ort.verify.blocks import Rechecks
         from ortlaunch.ort.verify.evaluation_state import EvaluationState
         from ortlaunch.ort.verify.mode_changes import ModeChanges
         from ortlaunch.ort.verify.start import FRESH_BATCHES
@@ -149,6 +150,7 @@ class OrtRun(BackendRun):
         self._evaluations = 0
         self._evaluation_state = EvaluationState()
         self._mode_changes = ModeChanges()
+        self._block_rechecks = Rechecks(after_evaluations=cfg.recheck_every != 0)
         self._sizes: set[Sizes] = set()
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
@@ -163,7 +165,7 @@ class OrtRun(BackendRun):
         here = [self._given(batch) for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
-            found = block_findings(model, task, precision, here, self._cfg.allow)
+            found = block_findings(model, task, precision, here, self._cfg.allow, self._block_rechecks)
         else:
             found = QuickCheck(model, task, precision).findings(here)
         for finding in found:
@@ -184,8 +186,12 @@ class OrtRun(BackendRun):
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
     def recheck(self, step: int, batch: Batch) -> bool:
-        if self._blocks or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+        if not _is_due(step, self._cfg.recheck_every) or not self.is_active:
             return False
+        if self._blocks:
+            # The parameters of a block exist only while it runs: the step's first forward compares them.
+            self._block_rechecks.asked += 1
+            return Allow["wrong_gradients"] not in self._cfg.allow
         error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
             raise WrongGradientsError(
@@ -218,12 +224,14 @@ class OrtRun(BackendRun):
             return False
         self._evaluated_before = self._evaluated.count
         self._evaluations += 1
-        # With a graph for each block, there is no whole model to compare.
-        if self._cfg.recheck_every == 0 or self._blocks or not self.is_active:
-            return False
-        model = session.plain_model(self._engine.inner)
         is_due = self._evaluations & (self._evaluations - 1) == 0
-        if Allow["wrong_gradients"] in self._cfg.allow or not (is_due or self._mode_changes.found(model)):
+        if self._cfg.recheck_every == 0 or Allow["wrong_gradients"] in self._cfg.allow or not self.is_active:
+            return False
+        if self._blocks:
+            # Their forwards have compared them.
+            return is_due
+        model = session.plain_model(self._engine.inner)
+        if not is_due and not self._mode_changes.found(model):
             return False
         error = self._gradient_error(batch) or self._read_from_evaluation(batch)
         decisions.take_unverified()  # The comparison has computed the same values again.
