@@ -842,6 +842,41 @@ class Part(nn.Module):
         return hidden * self.factor
 
 
+class DropsOutBySize(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(hidden, 0.1 if hidden.shape[0] < 14 else 0.5, self.training)
+
+
+class DropsOutByBuffer(Net):
+    """The rate is a number that Python reads of a buffer, and grows from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("count").add_(1)
+        return functional.dropout(hidden, (self.get_buffer("count") / 20).clamp(max=0.5).item(), self.training)
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_rate_of_dropout_that_a_size_decides_is_compared() -> None:
+    data = drawn()
+    course = Course(DropsOutBySize(), data)
+    assert course.compares(rows(data[0], 13))
+    with pytest.raises(RequestError, match=r"the rate of a dropout is 0\.5 in PyTorch and 0\.1 in ONNX Runtime"):
+        course.compares(rows(data[0], 16))
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_rate_of_dropout_that_a_buffer_decides_is_compared() -> None:
+    data = drawn()
+    course = Course(DropsOutByBuffer(), data)
+    with pytest.raises(RequestError, match=r"With this batch, the rate of a dropout is 0\.\d+ in PyTorch"):
+        for _ in range(4):
+            course.compares(data[1])
+
+
 class Turning(Net):
     """Its ``train()`` changes what forward goes by when the third evaluation begins or ends."""
 
