@@ -271,7 +271,7 @@ class OrtConfig(BackendConfig):
     recheck_every: int | None = number(None, least=0)
     """Steps between comparisons of the gradients with PyTorch's while the run trains, on its current batch and weights.
     null compares at step 1000, 2000, 4000 and so on, which takes less than 0.5 % of the time; 0 never compares. With
-    trainer.zero_stage=3 only the check at the start compares."""
+    trainer.zero_stage=3 each block is compared by itself."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
     @property

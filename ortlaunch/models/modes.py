@@ -45,6 +45,17 @@ def only_set(model: torch.nn.Module) -> Iterator[None]:
             cls.train = method
 
 
+def has_own(model: torch.nn.Module) -> bool:
+    """Whether a change of the mode runs code of the model's own: a ``train()`` or ``eval()`` that is not PyTorch's."""
+    plain = torch.nn.Module
+    return any(
+        type(module).train is not plain.train
+        or type(module).eval is not plain.eval
+        or not vars(module).keys().isdisjoint(("train", "eval"))
+        for module in model.modules()
+    )
+
+
 @contextlib.contextmanager
 def evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Puts a model into evaluation mode, and each of its modules back into its own mode afterwards.

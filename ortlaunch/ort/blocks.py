@@ -258,8 +258,8 @@ class _Signature:
     def follow_training_mode(self) -> None:
         """Copies the block's mode; ``train()`` and ``eval()`` of the model reach the block but not this object."""
         if self.original.training != self.original.block.training:
-            # Modules of the block that are kept in another mode stay so.
-            with modes.kept(self.original.block):
+            # Modules of the block that are kept in another mode stay so, and a train() of its own was called already.
+            with modes.kept(self.original.block), modes.only_set(self.original.block):
                 self.ort_module.train(self.original.block.training)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:

@@ -345,6 +345,13 @@ def training_manager(wrapped: torch.nn.Module) -> Any | None:
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None
 
 
+def traced_rates(wrapped: torch.nn.Module) -> list[float]:
+    """Returns the rates of dropout in the trace of an ORTModule's training graph, in the order of its calls."""
+    manager = training_manager(wrapped)
+    info = manager and manager._graph_transition_manager._exported_model_info
+    return list(info.module_forward_output_schema.rates) if info is not None else []
+
+
 def _set_fallback_policy(ortmodule: Any, fallback: Fallback) -> None:
     from onnxruntime.training.ortmodule._fallback import _FallbackPolicy
 

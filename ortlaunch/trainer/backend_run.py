@@ -130,7 +130,9 @@ class OrtRun(BackendRun):
             journal: the run's journal on the first worker, None on the others.
             blocks: whether each block of the model is an ORTModule of its own (ZeRO 3).
         """
+        from ortlaunch.ort.verify.blocks import Rechecks
         from ortlaunch.ort.verify.evaluation_state import EvaluationState
+        from ortlaunch.ort.verify.mode_changes import ModeChanges
         from ortlaunch.ort.verify.start import FRESH_BATCHES
 
         self.check_batches = FRESH_BATCHES
@@ -147,6 +149,8 @@ class OrtRun(BackendRun):
         """Evaluated batches up to the last batch that was trained on."""
         self._evaluations = 0
         self._evaluation_state = EvaluationState()
+        self._mode_changes = ModeChanges()
+        self._block_rechecks = Rechecks(after_evaluations=cfg.recheck_every != 0)
         self._sizes: set[Sizes] = set()
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
@@ -161,7 +165,7 @@ class OrtRun(BackendRun):
         here = [self._given(batch) for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
-            found = block_findings(model, task, precision, here, self._cfg.allow)
+            found = block_findings(model, task, precision, here, self._cfg.allow, self._block_rechecks)
         else:
             found = QuickCheck(model, task, precision).findings(here)
         for finding in found:
@@ -169,6 +173,8 @@ class OrtRun(BackendRun):
                 raise FindingError(finding.refusal())
         if Allow["frozen_branch"] not in self._cfg.allow:
             decisions.enforce()
+        if not self._blocks:
+            self._mode_changes.note(session.plain_model(model))
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
         kinds = {finding.kind for finding in found}
@@ -180,8 +186,12 @@ class OrtRun(BackendRun):
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
     def recheck(self, step: int, batch: Batch) -> bool:
-        if self._blocks or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+        if not _is_due(step, self._cfg.recheck_every) or not self.is_active:
             return False
+        if self._blocks:
+            # The parameters of a block exist only while it runs: the step's first forward compares them.
+            self._block_rechecks.asked += 1
+            return Allow["wrong_gradients"] not in self._cfg.allow
         error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
             raise WrongGradientsError(
@@ -204,26 +214,35 @@ class OrtRun(BackendRun):
     def _check_after_evaluation(self, batch: Batch) -> bool:
         """Compares the gradients of the batch after the first, second, fourth evaluation and so on.
 
-        The check at the start trains only, and does not see what evaluation mode changes and training reads.
+        The check at the start trains only, and does not see what evaluation mode changes and training reads. After
+        another evaluation they are compared if a `train()` of the model's own has changed what forward reaches.
         """
+        from ortlaunch.ort import session
         from ortlaunch.ort.mends import decisions
 
         if self._evaluated.count == self._evaluated_before:
             return False
         self._evaluated_before = self._evaluated.count
         self._evaluations += 1
-        is_due = self._evaluations & (self._evaluations - 1) == 0 and self._cfg.recheck_every != 0
-        # With a graph for each block, there is no whole model to compare.
-        if not is_due or self._blocks or not self.is_active or Allow["wrong_gradients"] in self._cfg.allow:
+        is_due = self._evaluations & (self._evaluations - 1) == 0
+        if self._cfg.recheck_every == 0 or Allow["wrong_gradients"] in self._cfg.allow or not self.is_active:
+            return False
+        if self._blocks:
+            # Their forwards have compared them.
+            return is_due
+        model = session.plain_model(self._engine.inner)
+        if not is_due and not self._mode_changes.found(model):
             return False
         error = self._gradient_error(batch) or self._read_from_evaluation(batch)
         decisions.take_unverified()  # The comparison has computed the same values again.
         if error is not None:
             raise WrongGradientsError(
                 f"after an evaluation, {error}: in evaluation mode, forward changes a buffer that is not saved or a "
-                "value of Python, and in training mode it reads it. Save the buffer (persistent=True), use backend="
-                "eager or compile, or accept the difference with backend.allow=[wrong_gradients]"
+                "value of Python, and in training mode it reads it; or the model's own train() changes what forward "
+                "goes by. Save the buffer (persistent=True), use backend=eager or compile, or accept the difference "
+                "with backend.allow=[wrong_gradients]"
             )
+        self._mode_changes.note(model)
         return True
 
     def _read_from_evaluation(self, batch: Batch) -> str | None:
@@ -274,18 +293,21 @@ class OrtRun(BackendRun):
         from ortlaunch.ort.verify.start import evaluation_error
 
         is_due = self._evaluated.is_due(batch)
+        is_first = self._evaluated.count == self._evaluated_before + 1
         unverified = decisions.take_unverified_in_evaluation()
         if self._task is None:
             return
         if self._blocks:
             # With a graph for each block, there is no whole model to compare.
             error = "" if unverified else None
-        elif unverified or (is_due and self.is_active):
-            model, precision = self._engine.inner, self._engine.precision_context
-            with self._evaluation_state.watched(session.plain_model(model)):
-                error = evaluation_error(model, self._task, precision, self._given(batch))
         else:
-            return
+            model, precision = self._engine.inner, self._engine.precision_context
+            plain = session.plain_model(model)
+            if not unverified and not (self.is_active and (is_due or (is_first and self._mode_changes.found(plain)))):
+                return
+            with self._evaluation_state.watched(plain):
+                error = evaluation_error(model, self._task, precision, self._given(batch))
+            self._mode_changes.note(plain)
         decisions.take_unverified_in_evaluation()  # The comparison has computed the same values again.
         if error is not None and unverified:
             decision, value = unverified[0]

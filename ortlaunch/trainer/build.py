@@ -165,7 +165,8 @@ def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) ->
     start, engine = wrapped.built.data.start, wrapped.engine
     if start.path is not None:
         (first,) = wrapped.batches.peek(1)
-        engine.warm_up({name: tensor.to(context.workers.device) for name, tensor in first.items()})
+        # A copy, since a forward may change its inputs in place, and the batch is trained on later.
+        engine.warm_up({name: tensor.to(context.workers.device, copy=True) for name, tensor in first.items()})
         engine.restore(start.path / ENGINE, start.workers, context.run.scratch, context.control)
     return Restored(wrapped, {**startup, "startup/build_seconds": time.perf_counter() - context.entered})
 

@@ -51,7 +51,8 @@ class Evaluation:
         total = torch.zeros((), device=self._workers.device)
         with engine.evaluating():
             for batch in self._batches:
-                here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
+                # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
+                here = {name: tensor.to(self._workers.device, copy=True) for name, tensor in batch.items()}
                 loss = engine.evaluate(here)
                 self._backend.check_evaluated(here)
                 total += loss

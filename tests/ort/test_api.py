@@ -482,6 +482,21 @@ def test_an_attribute_changed_after_the_first_step(twins) -> None:
     assert_trains_alike(*twins)
 
 
+def test_a_function_that_is_replaced_after_the_first_step(wrap: Wrap) -> None:
+    class Bends(nn.Linear):
+        bend = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.bend(super().forward(x))
+
+    eager = Bends(4, 4)
+    eager.bend = torch.relu
+    ort = wrap(copy.deepcopy(eager))
+    assert_same(ort(inputs()), eager(inputs()))
+    ort.module.bend = eager.bend = torch.tanh
+    assert_same(ort(inputs()), eager(inputs()))
+
+
 def test_an_input_that_comes_later(wrap: Wrap) -> None:
     eager = Arguments()
     ort = wrap(copy.deepcopy(eager))

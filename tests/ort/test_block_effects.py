@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow, OrtConfig, OrtZero3
 from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import key
 from ortlaunch.ort.verify.blocks import block_findings
 from ortlaunch.ort.verify.trap import Finding
+from ortlaunch.trainer.backend_run import OrtRun
+from ortlaunch.trainer.workers import Workers
 
 BESIDE = "beside its outputs"
 
@@ -154,6 +157,42 @@ class CountsEvaluations(Net):
             return super().forward(x) * self.evaluations
 
 
+class Factors(Net):
+    """A block goes by a list."""
+
+    class block(Block):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__(index)
+            self.factors = [1.0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.factors[0]
+
+
+class EvaluationDecides(Factors):
+    """Evaluation changes the list, and training reads it."""
+
+    class block(Factors.block):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                return super().forward(x)
+            self.factors[0] += 1
+            return Block.forward(self, x)
+
+
+class TrainDecides(Factors):
+    """The model's ``train()`` changes the list of the second block when the third evaluation ends."""
+
+    turns = 0
+
+    def train(self, mode: bool = True) -> TrainDecides:
+        super().train(mode)
+        self.turns += mode
+        if self.turns == 3:
+            self.blocks[1].factors[0] = 2.0
+        return self
+
+
 class Lists(Net):
     """The model itself keeps a list that grows, and draws random numbers between its blocks."""
 
@@ -266,6 +305,44 @@ def test_evaluations_of_a_block_are_compared(tmp_path: Path) -> None:
         torch.no_grad(),
         pytest.raises(RequestError, match=r"in evaluation mode, in the block blocks\.0.*wrong_outputs"),
     ):
+        model(**batch())
+
+
+def evaluate(model: nn.Module) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(**batch())
+    model.train()
+
+
+@pytest.mark.parametrize(("net", "evaluations"), [(EvaluationDecides, 1), (TrainDecides, 3)])
+def test_what_an_evaluation_changes_in_a_block_is_compared(tmp_path: Path, net: type[Net], evaluations: int) -> None:
+    model = wrapped(net(), tmp_path)
+    assert findings(model) == []
+    for _ in range(evaluations - 1):
+        evaluate(model)
+        model(**batch()).backward()
+    evaluate(model)
+    index = 1 if net is TrainDecides else 0
+    with pytest.raises(WrongGradientsError, match=rf"in the block blocks\.{index}, the outputs under ONNX Runtime"):
+        model(**batch())
+
+
+@pytest.mark.parametrize("allow", [[], [Allow["wrong_gradients"]]])
+def test_a_run_compares_its_blocks_again(tmp_path: Path, allow: list[Allow]) -> None:
+    model = wrapped(Factors(), tmp_path)
+    engine = types.SimpleNamespace(
+        inner=model, precision_context=contextlib.nullcontext, model_inputs=lambda inputs: inputs
+    )
+    workers = Workers(0, 1, torch.device("cpu"), 1)
+    run = OrtRun(engine, OrtConfig(recheck_every=2, allow=allow), workers, tmp_path, None, blocks=True)  # type: ignore[arg-type]
+    run.check(make_task(model, batch()), [batch() for _ in range(3)])
+    model(**batch()).backward()
+    model.blocks[1].factors[0] = 2.0
+    assert not run.recheck(1, batch())
+    model(**batch())
+    assert run.recheck(2, batch()) is not bool(allow)
+    with contextlib.nullcontext() if allow else pytest.raises(WrongGradientsError, match=r"in the block blocks\.1"):
         model(**batch())
 
 

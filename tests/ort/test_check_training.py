@@ -104,6 +104,13 @@ def trained(model: nn.Module, *, torch_kernels: bool = True) -> nn.Module:
     return wrapped
 
 
+def test_a_model_that_has_changed_is_exported_again_within_a_comparison() -> None:
+    model, data = Net(), drawn()
+    wrapped = trained(model)
+    model.steps += 1
+    assert gradient_error(wrapped, make_task(model, data[0]), contextlib.nullcontext, data[1]) is None
+
+
 @pytest.mark.parametrize("torch_kernels", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_a_wrong_gradient_is_found_also_behind_dropout(rate: float, torch_kernels: bool) -> None:
@@ -464,6 +471,21 @@ class LaterByRate(Net):
         return hidden
 
 
+class LaterDroppingOut(Net):
+    """The rate of a dropout goes by a count."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return functional.dropout(hidden, 0.1 if self.steps < 600 else 0.5, self.training)
+
+
+class LaterDroppingOutInAttention(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        rate = 0.1 if self.steps < 600 else 0.5
+        return functional.scaled_dot_product_attention(hidden[None], hidden[None], hidden[None], dropout_p=rate)[0]
+
+
 class LaterByLoop(Later):
     def count(self) -> Any:
         self.steps += 1
@@ -537,6 +559,8 @@ LATER += [
     LaterByStages,
     LaterByRate,
     LaterInEvaluation,
+    LaterDroppingOut,
+    LaterDroppingOutInAttention,
     LaterByLoop,
     LaterByIterator,
     LaterByGenerator,
@@ -804,6 +828,125 @@ def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
     else:
         with pytest.raises(RequestError, match=r"x \(16, 8\), labels \(16,\)\), whose sizes are new, .*gradient"):
             course.compares(rows(data[0], 16))
+
+
+FACTORS = [1.0]
+
+
+class Part(nn.Module):
+    """Not registered where a list holds it."""
+
+    factor = 1.0
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.factor
+
+
+class DropsOutBySize(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(hidden, 0.1 if hidden.shape[0] < 14 else 0.5, self.training)
+
+
+class DropsOutByBuffer(Net):
+    """The rate is a number that Python reads of a buffer, and grows from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("count").add_(1)
+        return functional.dropout(hidden, (self.get_buffer("count") / 20).clamp(max=0.5).item(), self.training)
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_rate_of_dropout_that_a_size_decides_is_compared() -> None:
+    data = drawn()
+    course = Course(DropsOutBySize(), data)
+    assert course.compares(rows(data[0], 13))
+    with pytest.raises(RequestError, match=r"the rate of a dropout is 0\.5 in PyTorch and 0\.1 in ONNX Runtime"):
+        course.compares(rows(data[0], 16))
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_rate_of_dropout_that_a_buffer_decides_is_compared() -> None:
+    data = drawn()
+    course = Course(DropsOutByBuffer(), data)
+    with pytest.raises(RequestError, match=r"With this batch, the rate of a dropout is 0\.\d+ in PyTorch"):
+        for _ in range(4):
+            course.compares(data[1])
+
+
+class Turning(Net):
+    """Its ``train()`` changes what forward goes by when the third evaluation begins or ends."""
+
+    def __init__(self, what: str, *, when_training: bool) -> None:
+        super().__init__()
+        self.what = what
+        self.when_training = when_training
+        self.modes: list[bool] = []
+        self.factors = [1.0]
+        self.function = torch.relu
+        self.parts = [Part()]
+        self.register_buffer("table", torch.ones(16), persistent=False)
+
+    def train(self, mode: bool = True) -> Turning:
+        super().train(mode)
+        if self.what != "no list":
+            self.modes.append(mode)
+        if self.modes.count(self.when_training) == 3 and mode is self.when_training:
+            if self.what == "list":
+                self.factors[0] = 2.0
+            elif self.what == "global":
+                FACTORS[0] = 2.0
+            elif self.what == "part":
+                self.parts[0].factor = 2.0
+            elif self.what == "table":
+                self.get_buffer("table").fill_(2.0)
+            elif self.what == "function":
+                self.function = torch.tanh
+        return self
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.function(hidden - 0.5) * self.get_buffer("table")
+        return self.parts[0](hidden * self.factors[0] * FACTORS[0])
+
+
+def turning(what: str, *, when_training: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Course, list[Batch]]:
+    """A run after its second evaluation; the third is none of those after which it compares anyway."""
+    monkeypatch.setitem(globals(), "FACTORS", [1.0])
+    torch.manual_seed(0)
+    data = drawn()
+    course = Course(Turning(what, when_training=when_training), data)
+    for _ in range(2):
+        course.evaluate(data[0])
+        assert course.compares(data[1])
+    return course, data
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("what", ["list", "global", "part", "table"])
+def test_what_a_train_of_the_models_own_changes_is_compared(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
+    course.evaluate(data[0])
+    with pytest.raises(WrongGradientsError, match=r"^after an evaluation, .*train\(\) changes what forward goes by"):
+        course.compares(data[1])
+
+
+@pytest.mark.usefixtures("enforced")
+def test_what_an_eval_of_the_models_own_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    course, data = turning("list", when_training=False, monkeypatch=monkeypatch)
+    with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
+        course.evaluate(data[0])
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("what", ["nothing", "no list", "function"])
+def test_a_train_of_the_models_own_that_changes_no_number_passes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function is followed by another export; only what has changed is compared."""
+    course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
+    course.evaluate(data[0])
+    assert course.compares(data[1]) is (what != "no list")
 
 
 class MovedInEvaluation(Net):

@@ -52,3 +52,25 @@ def test_wrapping_and_exporting_call_no_train_of_the_models_own(tmp_path: Path) 
     assert model.part.heard == [False, True]
     model.train()
     assert model.part.heard == [False, True, True]
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Listens(), Listens()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_block_of_its_own_graph_hears_each_call_once(tmp_path: Path) -> None:
+    model = Blocks()
+    session.wrap_blocks(model, OrtConfig(), threads=1, onnx_dir=tmp_path)
+    x = torch.ones(2, 4, requires_grad=True)
+    model(x).sum().backward()
+    with modes.evaluation(model), torch.no_grad():
+        model(x)
+    model(x).sum().backward()
+    assert [block.heard for block in model.blocks] == [[False, True]] * 2

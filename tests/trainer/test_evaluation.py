@@ -11,7 +11,10 @@ from torch import nn
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import make_task
+from ortlaunch.trainer.backend_run import BackendRun
+from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
 from tests.support.two import in_two
@@ -72,3 +75,42 @@ def test_a_module_that_is_kept_in_evaluation_mode_stays_so() -> None:
     with engine.evaluating():
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == before == [True, True, False, True]
+
+
+class Normalizes(nn.Module):
+    """Changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        pixel_values *= 2
+        return self.linear(pixel_values.flatten(1))
+
+
+class Heard:
+    """Takes what is recorded."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        self.losses.append(metrics["eval/loss"])
+
+
+def test_each_evaluation_and_the_count_of_operations_leave_a_batch_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, batch = Normalizes(), {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
+    before = batch["pixel_values"].clone()
+    config = to_config(compose(["model=mlp", "device=cpu", "trainer=single", "backend=eager"]))
+    workers = Workers(0, 1, torch.device("cpu"), threads=1)
+    task = make_task(model, batch)
+    flops_per_sample(model, task, batch)
+    engine = wrap_trainer(model, config, workers, task)
+    heard = Heard()
+    evaluation = Evaluation([batch], 1, 2, workers, heard, BackendRun())  # type: ignore[arg-type]
+    for step in (1, 2):
+        evaluation.run(engine, step)
+    assert heard.losses[0] == heard.losses[1]
+    assert torch.equal(batch["pixel_values"], before)

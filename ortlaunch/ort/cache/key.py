@@ -17,7 +17,7 @@ import torch
 
 from ortlaunch.ort.cache import torch_state
 from ortlaunch.ort.cache.outline import REGISTRY
-from ortlaunch.ort.cache.values import Describe, tensor_facts, tensor_values
+from ortlaunch.ort.cache.values import Describe, tensor_facts
 from ortlaunch.ort.mends.buffers import moved_constants
 
 # These belong to a module's own bookkeeping. Their content is described separately, or does not reach the graph.
@@ -59,13 +59,13 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be
     modules = {name: _module(describe, module) for name, module in model.named_modules(remove_duplicate=False)}
     names: dict[int, str] = {}
     tensors = {}
-    constants = _constants(model) if must_be_complete else set[str]()
+    constants = _constants(model)
     for kind in (model.named_parameters, model.named_buffers):
         for name, tensor in kind(remove_duplicate=False):
             # Tied weights are a single input of the graph.
             tensors[name] = [*tensor_facts(tensor), names.setdefault(id(tensor), name)]
             if name in constants:
-                tensors[name].append(tensor_values(f"model.{name}", tensor))
+                tensors[name].append(describe.tensor_values(f"model.{name}", tensor))
             describe.reached.add_tensor(f"model.{name}", tensor)
     facts = {
         "modules": modules,

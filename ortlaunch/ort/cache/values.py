@@ -122,7 +122,7 @@ class Describe:
             raise NotCacheableError(f"{where} is a {kind.__qualname__}, which stands for another object")
         if id(value) in self.names:
             return ["of the model", self.names[id(value)]]
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module) and self._must_be_complete:
             raise NotCacheableError(f"{where} holds a module that is not registered")
         if isinstance(value, types.ModuleType):
             return self.reached.module(where, value)
@@ -140,7 +140,21 @@ class Describe:
             return [*tensor_facts(value), tensor_values(where, value)]
         if isinstance(value, _FUNCTIONS):
             return self._function(where, value)
+        if isinstance(value, torch.nn.Module):
+            return self._unregistered(where, value)
         return self._object(where, value)
+
+    def tensor_values(self, where: str, tensor: torch.Tensor) -> str:
+        """Returns a digest of a tensor's values; nothing where they cannot be read and need not be.
+
+        Raises:
+            NotCacheableError: they cannot be read, and the description must be complete.
+        """
+        try:
+            return tensor_values(where, tensor)
+        except NotCacheableError as error:
+            self.refuse(str(error))
+        return ""
 
     def code_digests(self) -> dict[str, str]:
         """Returns a digest of each file with described code; torch's own code is identified by its version."""
@@ -191,6 +205,17 @@ class Describe:
         return [
             self.class_(kind, is_made=False),
             self._content(where, value),
+            {key: self.value(f"{where}.{key}", v) for key, v in attributes.items()},
+        ]
+
+    def _unregistered(self, where: str, module: torch.nn.Module) -> list[Any]:
+        """Describes a module that a list holds, for example; its tensors, which may be many, without their values."""
+        own = [*module._parameters.items(), *module._buffers.items()]
+        tensors = {name: [*tensor_facts(tensor), tensor._version] for name, tensor in own if tensor is not None}
+        attributes = {key: v for key, v in vars(module).items() if key not in ("_parameters", "_buffers")}
+        return [
+            self.class_(type(module), is_made=False),
+            tensors,
             {key: self.value(f"{where}.{key}", v) for key, v in attributes.items()},
         ]
 

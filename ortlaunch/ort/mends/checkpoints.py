@@ -100,7 +100,7 @@ def _run_in(inside: _Around) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_reentrance() -> Iterator[None]:
-    """Makes checkpoints that run meanwhile others with the same gradients."""
+    """Makes checkpoints that run meanwhile others with the same gradients; contexts may be within each other."""
 
     def apply(function: Callable[..., Any], preserve: bool, *inputs: Any) -> Any:
         if not any(isinstance(one, torch.Tensor) and one.requires_grad for one in inputs):
@@ -118,10 +118,14 @@ def without_reentrance() -> Iterator[None]:
     # A model that has such checkpoints has imported the module.
     if deepspeeds := sys.modules.get(_DEEPSPEEDS):
         replaced.append((deepspeeds.CheckpointFunction, apply_deepspeed))
+    # A comparison runs in one, and a model that has changed is exported in another one within it.
+    before = [vars(kind).get("apply") for kind, _ in replaced]
     for kind, call in replaced:
         kind.apply = call
     try:
         yield
     finally:
-        for kind, _ in replaced:
+        for (kind, _), call_before in zip(replaced, before, strict=True):
             del kind.apply
+            if call_before is not None:
+                kind.apply = call_before

@@ -1,15 +1,15 @@
 """Checks before every forward that the graph still matches the model and the call.
 
 ORTModule exports at the first forward and checks nothing afterwards. Later changes have no effect: a parameter that is
-frozen or unfrozen, a parameter, buffer or module that is replaced, a hook that is added, an argument that is omitted or
-has another truth value, a rate that a schedule lowers. With this guard, such a change causes a new export.
+frozen or unfrozen, a parameter, buffer, module or function that is replaced, a hook that is added, an argument that is
+omitted or has another truth value, a rate that a schedule lowers. With this guard, such a change causes a new export.
 """
 
 from __future__ import annotations
 
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,8 @@ _FAILED = "Error in forward pass execution"
 """What ORTModule's messages about a graph that failed while it ran begin with."""
 _MOST_EXPORTS = 16
 _PLAIN = (bool, int, float, str, type(None))
+_COMPARED = (*_PLAIN, FunctionType, BuiltinFunctionType, MethodType, type)
+"""Attributes of a module that equal themselves alone, or what is as good."""
 
 _TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 """Tables of a module whose entries take part in its forward."""
@@ -161,7 +163,7 @@ class ExportGuard:
             (module, name)
             for module in modules
             for name, value in vars(module).items()
-            if isinstance(value, _PLAIN)
+            if isinstance(value, _COMPARED)
             and name in _own.get(module, (name,))
             and (id(module), name) not in self._ignored
         ]

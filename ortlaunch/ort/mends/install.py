@@ -39,6 +39,7 @@ from ortlaunch.ort.mends import (
     views,
     written_out,
 )
+from ortlaunch.ort.verify.reference import NotesRates
 
 
 @dataclass
@@ -56,6 +57,8 @@ class _Export:
     """The buffers that the trace has changed."""
     constants: list[str] = field(default_factory=list)
     """Those that it has changed although they are constants of the graph."""
+    rates: list[float] = field(default_factory=list)
+    """The rates of dropout in the trace."""
 
 
 _exports: ContextVar[_Export | None] = ContextVar("_exports", default=None)
@@ -109,10 +112,12 @@ def install() -> None:
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             buffers.collected(self._original_module) as moved,
             decisions.collected(current is not None and current.watches) as reads,
+            NotesRates() as noted,
         ):
             flat = original_forward(self, *args)
         if current is not None:
             current.reads, current.moved, current.constants = reads, moved.names, moved.constants
+            current.rates = noted.rates
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
         self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
@@ -155,6 +160,7 @@ def install() -> None:
         # The schema is that of a forward before the trace, which does not know on what the trace depends.
         schema.buffers = current.moved
         schema.decisions = current.reads.decisions(evaluates=not is_training)
+        schema.rates = current.rates
         return graph, schema
 
     _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward

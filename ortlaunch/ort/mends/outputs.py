@@ -34,6 +34,8 @@ class Outputs:
     """The buffers whose new values follow the statistics."""
     decisions: Decisions = field(default_factory=Decisions)
     """Values that the trace has frozen; what they are in a step follows the buffers."""
+    rates: list[float] = field(default_factory=list)
+    """The rates of dropout in the trace, in the order of its calls."""
 
     def keep_values_before(self, model: torch.nn.Module) -> None:
         """Copies the buffers that a forward is about to move, for `values_before`."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.blocks import OrtBlock, attached
@@ -32,12 +33,28 @@ from ortlaunch.ort.verify.trap import Finding
 _ADVICE = "Use trainer.zero_stage=2"
 
 
+@dataclass
+class Rechecks:
+    """When the gradients of blocks are compared while a run trains, beside those of inputs with new sizes."""
+
+    after_evaluations: bool = True
+    """After the first, second, fourth evaluation and so on; of a model with a ``train()`` of its own, after each."""
+    asked: int = 0
+    """How often the run has asked for a comparison of the next forward."""
+
+
 def block_findings(
-    model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch], allow: Sequence[Allow] = ()
+    model: torch.nn.Module,
+    task: Task,
+    precision: Context,
+    batches: list[Batch],
+    allow: Sequence[Allow] = (),
+    rechecks: Rechecks | None = None,
 ) -> list[Finding]:
     """Returns the problems of the blocks of a model under ZeRO 3; see `QuickCheck.findings`.
 
-    From then on, each block is compared with PyTorch where the sizes of its inputs are new, and in some evaluations.
+    From then on, each block is compared with PyTorch where the sizes of its inputs are new, in some evaluations and
+    after them, and where `rechecks` asks for it.
 
     Args:
         model: the model that `session.wrap_blocks` returned, under DeepSpeed.
@@ -45,6 +62,7 @@ def block_findings(
         precision: the context in which the run calls the model.
         batches: at least two, on the model's device. All workers have the same number of them.
         allow: findings that do not stop the run.
+        rechecks: asks for comparisons later.
 
     Raises:
         RequestError: a block is in evaluation mode, and would pass no gradients on to weights that are trained, or
@@ -79,8 +97,9 @@ def block_findings(
         left = beside(
             attached(model), lambda batch: task.outputs(model, copied(batch)), batches[0], batches[-1], precision, state
         )
+    has_own = modes.has_own(model)
     for watch in watches:
-        watch.block.watched_by(_Training(watch, precision, allow))
+        watch.block.watched_by(_Training(watch, precision, allow, rechecks or Rechecks(), has_own_modes=has_own))
     found = [finding for watch in watches for finding in watch.findings]
     return [*found, *([left] if left is not None else [])]
 
@@ -178,25 +197,49 @@ class _Watch:
 
 
 class _Training:
-    """Compares a block while the run trains: where the sizes of its inputs are new, and in some evaluations.
+    """Compares a block while the run trains.
 
-    Nothing of it needs the other workers, whose batches have other sizes.
+    Its outputs and gradients are compared where the sizes of its inputs are new, and when `Rechecks` says so; its
+    outputs in some evaluations. Nothing of it needs the other workers, whose batches have other sizes.
     """
 
-    def __init__(self, watch: _Watch, precision: Context, allow: Sequence[Allow]) -> None:
+    def __init__(
+        self,
+        watch: _Watch,
+        precision: Context,
+        allow: Sequence[Allow],
+        rechecks: Rechecks,
+        *,
+        has_own_modes: bool,
+    ) -> None:
+        self._block = watch.block.block
         self._path = watch.block.path
         self._precision = precision
         self._allow = set(allow)
         self._sizes = set(watch.sizes)
         self._evaluated = Evaluated()
+        self._rechecks = rechecks
+        self._has_own_modes = has_own_modes
+        self._was_training = True
+        self._turns = {True: 0, False: 0}
+        """How often the block was put into training and into evaluation mode."""
+        self._due = {True: 0, False: 0}
+        """How often these turns have asked for a comparison."""
+        self._compared: dict[tuple[int, bool], int] = {}
+        """What was asked for when an ORTModule was compared last in a mode."""
 
     def __call__(self, ort_module: torch.nn.Module, tensors: list[torch.Tensor]) -> None:
         if session.fallback_reason(ort_module) is not None:
             return
         inputs = named(tensors)
+        is_asked = self._is_asked(ort_module)
         with decisions.not_noted():
-            find = self._error_in_training if torch.is_grad_enabled() else self._error
-            error = find(ort_module, inputs)
+            if not torch.is_grad_enabled():
+                error = self._error(ort_module, inputs, is_asked)
+            else:
+                if is_asked:
+                    self._recheck(ort_module, inputs)
+                error = self._error_of_new_sizes(ort_module, inputs)
         if error is None:
             return
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
@@ -208,14 +251,42 @@ class _Training:
             f"backend.allow=[{'frozen_branch' if torch.is_grad_enabled() else 'wrong_outputs'}]"
         )
 
-    def _error_in_training(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
+    def _is_asked(self, ort_module: torch.nn.Module) -> bool:
+        """Whether a comparison of this ORTModule is due, which it is once."""
+        trains = self._block.training
+        if trains is not self._was_training:
+            self._was_training = trains
+            self._turns[trains] += 1
+            is_in_turn = trains and self._turns[trains] & (self._turns[trains] - 1) == 0
+            self._due[trains] += self._rechecks.after_evaluations and (is_in_turn or self._has_own_modes)
+        due = self._due[trains] + (self._rechecks.asked if trains else 0)
+        place = id(ort_module), trains
+        is_asked = due > self._compared.get(place, 0)
+        self._compared[place] = due
+        return is_asked
+
+    def _recheck(self, ort_module: torch.nn.Module, inputs: Batch) -> None:
+        if Allow["wrong_gradients"] in self._allow:
+            return
+        error = outputs_error(ort_module, inputs, self._precision)
+        error = error or gradients_error(ort_module, inputs, self._precision)
+        if error is not None:
+            raise WrongGradientsError(
+                f"in the block {self._path}, {error}: evaluation, train() or other code has changed a value of Python "
+                "or a buffer that is not saved and that its forward goes by, or an operator is differentiated wrongly. "
+                "The weights are those before this step. Resume from the last checkpoint with backend=eager, or accept "
+                "the difference with backend.allow=[wrong_gradients]"
+            )
+
+    def _error_of_new_sizes(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
         if self._allow - {Allow["stale_buffers"]} or not is_new(sizes_of(inputs), self._sizes):
             return None
         found = outputs_error(ort_module, inputs, self._precision)
         return found or gradients_error(ort_module, inputs, self._precision)
 
-    def _error(self, ort_module: torch.nn.Module, inputs: Batch) -> str | None:
-        if not self._evaluated.is_due(inputs) or Allow["wrong_outputs"] in self._allow:
+    def _error(self, ort_module: torch.nn.Module, inputs: Batch, is_asked: bool) -> str | None:
+        is_due = self._evaluated.is_due(inputs) or is_asked
+        if not is_due or Allow["wrong_outputs"] in self._allow:
             return None
         return outputs_error(ort_module, inputs, self._precision)
 

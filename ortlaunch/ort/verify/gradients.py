@@ -41,6 +41,8 @@ _UNJUDGED = 0.05
 _JUDGED = 1 / 8
 """Share of the model's gradients that fp64 judges at a time, if no gradient alone is larger."""
 
+_SAME_RATE = 1e-3
+"""Difference of two rates of dropout that is none."""
 _NUDGE = 2.0**-20
 """By how much of itself a weight is moved at most: some roundings of fp32, as many as a convolution adds up."""
 _NUDGES = 8
@@ -66,6 +68,8 @@ class Gradients:
         self._task = task
         self._precision = precision
         self._state = state
+        self._rates: list[float] = []
+        """The rates of dropout in the last forward."""
 
     def error(self, batch: Batch, tolerance_factor: float) -> str | None:
         """Says what is wrong with ONNX Runtime's gradients, as a sentence without a full stop; None where nothing is.
@@ -82,6 +86,8 @@ class Gradients:
             comparing.add(name, ort.pop(name, None), gradient)
 
         expected = self._computed(self._plain, batch, compare)
+        if (rates := self._other_rates()) is not None:
+            return rates
         far = [
             one
             for one in worst_first(comparing.results())
@@ -95,6 +101,17 @@ class Gradients:
             return None
         wrong = [one for one in far if one.error is None or one.error > _UNJUDGED]
         return _said(wrong[0].name, wrong[0].error, "PyTorch's") if wrong else None
+
+    def _other_rates(self) -> str | None:
+        """Says which rate of dropout in PyTorch's last forward is not that of the trace: its effect is chance."""
+        traced = session.traced_rates(self._wrapped)
+        # A call that the trace has replaced is not noted there.
+        if len(traced) != len(self._rates):
+            return None
+        for rate, frozen in zip(self._rates, traced, strict=True):
+            if abs(rate - frozen) > _SAME_RATE:
+                return f"the rate of a dropout is {rate:.3g} in PyTorch and {frozen:.3g} in ONNX Runtime's graph"
+        return None
 
     def _is_random(self, batch: Batch, loss: torch.Tensor) -> bool:
         """Whether PyTorch's loss with other random numbers is another one."""
@@ -174,9 +191,12 @@ class Gradients:
             self._state.restore()
 
     def _loss(self, model: torch.nn.Module, batch: Batch, seed: int) -> torch.Tensor:
-        with same_random_numbers(), torch.enable_grad(), Reference(), self._precision(), without_reentrance():
+        reference = Reference()
+        with same_random_numbers(), torch.enable_grad(), reference, self._precision(), without_reentrance():
             seed_all(seed)
-            return self._task.loss(model, batch)
+            loss = self._task.loss(model, batch)
+        self._rates = reference.rates
+        return loss
 
     def _run_in_fp64(self, batch: Batch, take: _Take, names: list[str]) -> bool:
         """Computes PyTorch's gradients of these names in fp64; returns whether the model runs so."""

@@ -87,8 +87,9 @@ class Pair:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""
 
         def forward(*, other: bool = False) -> NamedTensors:
-            with same_random_numbers(), as_in_training(), self._precision(), Reference():
-                return named_tensors(self._task.outputs(self._plain, copied(another if other else batch)))
+            with same_random_numbers(), as_in_training(), self._precision(), Reference() as reference:
+                outputs = self._task.outputs(self._plain, copied(another if other else batch))
+            return named_tensors(outputs) | _rates(reference)
 
         def step() -> NamedTensors:
             with same_random_numbers():
@@ -107,14 +108,14 @@ class Pair:
         leaves = {name: leaf for name, leaf in self._plain.named_parameters() if leaf.requires_grad}
         one = copied(batch)
         with torch.enable_grad(), without_reentrance():
-            with self._precision(), Reference():
+            with self._precision(), Reference() as reference:
                 outputs = self._task.outputs(self._plain, one)
             loss = loss_of(outputs, one)
             found: Any = [None] * len(leaves)
             if leaves and loss.requires_grad:
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {name: one for name, one in zip(leaves, found, strict=True) if one is not None}
-        return named_tensors(outputs), loss.detach(), gradients
+        return named_tensors(outputs) | _rates(reference), loss.detach(), gradients
 
     def _evaluated(self, batch: Batch) -> NamedTensors:
         """Returns PyTorch's outputs in evaluation mode; none where the model does not run so."""
@@ -205,6 +206,11 @@ class Pair:
         with same_random_numbers():
             seed_all(_SEED)
             yield
+
+
+def _rates(reference: Reference) -> NamedTensors:
+    """The rates of dropout as an output: with dropout off, nothing else shows that they change."""
+    return {"the rates of dropout": torch.tensor(reference.rates)} if reference.rates else {}
 
 
 def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:

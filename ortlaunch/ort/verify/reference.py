@@ -37,48 +37,73 @@ class Reference(TorchFunctionMode):
     Attributes:
         decisions: for each file and line, the tensor values that it read, in order.
         dropped: whether any dropout would have been active.
+        rates: the rate of each dropout, in order; 0 where none would have been active.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.decisions: dict[SourceLine, list[str]] = defaultdict(list)
         self.dropped = False
+        self.rates: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        rates = rates_of(name, args, kwargs)
+        self.rates += rates
+        self.dropped = self.dropped or any(rates)
         if name in _DROPOUT:
-            return self._passed_on(func, name, args, kwargs)
+            tensor = args[0] if args else kwargs["input"]
+            return (tensor, torch.ones_like(tensor, dtype=torch.bool)) if name == "native_dropout" else tensor
         if name == "scaled_dot_product_attention":
-            args, kwargs = self._without_rate(args, kwargs, position=4)
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            else:
+                kwargs["dropout_p"] = 0.0
         elif name == "multi_head_attention_forward":
             # This function's own dropout is called where the mode no longer sees it.
-            self.dropped = self.dropped or bool(kwargs.get("training", True))
             kwargs["training"] = False
         elif name in _RECURRENT:
-            self.dropped = self.dropped or any(isinstance(arg, float) and arg > 0 for arg in args)
-            # The rate is the only float among the arguments.
             args = tuple(0.0 if isinstance(arg, float) else arg for arg in args)
         result = func(*args, **kwargs)
         if name in _TO_PYTHON:
             self.decisions[asking_place()].append(repr(result))
         return result
 
-    def _passed_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-        training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-        self.dropped = self.dropped or bool(training and rate)
-        tensor = args[0] if args else kwargs["input"]
-        return (tensor, torch.ones_like(tensor, dtype=torch.bool)) if name == "native_dropout" else tensor
 
-    def _without_rate(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], position: int
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rate = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
-        self.dropped = self.dropped or bool(rate)
-        if len(args) > position:
-            return (*args[:position], 0.0, *args[position + 1 :]), kwargs
-        return args, kwargs | {"dropout_p": 0.0}
+class NotesRates(TorchFunctionMode):
+    """Notes the rates of dropout.
+
+    Attributes:
+        rates: as those of `Reference`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.rates += rates_of(getattr(func, "__name__", ""), args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def rates_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """Returns the rate with which a call of torch drops out: 0 if it does not; nothing for other functions."""
+    is_active: Any = True
+    if name in _DROPOUT:
+        rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        is_active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+    elif name == "scaled_dot_product_attention":
+        rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    elif name == "multi_head_attention_forward":
+        rate = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
+        is_active = kwargs.get("training", True)
+    elif name in _RECURRENT:
+        # The rate is the only float among the arguments.
+        return [float(arg) for arg in args if isinstance(arg, float)]
+    else:
+        return []
+    return [float(rate) if is_active else 0.0]
 
 
 def asking_place() -> SourceLine:
