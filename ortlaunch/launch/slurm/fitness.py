@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ortlaunch.base.files import replace_text
 from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device, OrtConfig, SlurmConfig
@@ -44,7 +45,7 @@ def report(run_dir: Path) -> int:
         verdict = "unfit" if found else "fit"
         name = f"{int(os.environ['SLURM_NODEID']):06d}-{host}.{verdict}"
         Run(run_dir).preflight.mkdir(exist_ok=True)
-        (Run(run_dir).preflight / name).write_text("\n".join(found))
+        replace_text(Run(run_dir).preflight / name, "\n".join(found))
     except OSError as error:
         found, code = [f"the run folder {run_dir} cannot be used here: {error}"], NO_FOLDER
     for line in found:
