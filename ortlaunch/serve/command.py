@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> int:
     if missing:
         raise RequestError(f"serve: these packages are missing: {', '.join(missing)} (pip install 'ortlaunch[serve]')")
     if options.rebuild_index:
+        if not settings.root.is_dir():
+            raise RequestError(f"serve: --root {settings.root}: there is no such folder")
         from ortlaunch.serve.index import rebuild
 
         say(rebuild(settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -157,6 +158,15 @@ def test_a_run_has_its_configuration_at_every_moment_of_a_launch(
         assert len(seen) >= 4 and all(seen)
         assert (run.earlier_attempt(1) / "config.yaml").read_text() == before
         before = run.config_file.read_text()
+
+
+def test_a_journal_that_is_no_file_is_refused(stored: Config, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "journal.jsonl")
+    save_config(stored, tmp_path / "config.yaml")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RequestError, match=r"^resume: .*journal.jsonl is no plain file: move it away"):
+        resume([str(tmp_path)])
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:

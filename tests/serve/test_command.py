@@ -56,6 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
         (["--link=ada"], "there is no database"),
+        (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
