@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
@@ -212,7 +213,7 @@ class OrtRun(BackendRun):
             return False
         self._evaluated_before = self._evaluated.count
         self._evaluations += 1
-        is_due = self._evaluations & (self._evaluations - 1) == 0 and self._cfg.recheck_every != 0
+        is_due = is_power_of_two(self._evaluations) and self._cfg.recheck_every != 0
         # With a graph for each block, there is no whole model to compare.
         if not is_due or self._blocks or not self.is_active or Allow["wrong_gradients"] in self._cfg.allow:
             return False
@@ -350,7 +351,7 @@ def _is_due(step: int, every: int | None) -> bool:
     if every is not None:
         return every > 0 and step % every == 0
     times, rest = divmod(step, FIRST_RECHECK)
-    return rest == 0 and times > 0 and times & (times - 1) == 0
+    return rest == 0 and is_power_of_two(times)
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:
