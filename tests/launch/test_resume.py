@@ -58,6 +58,7 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         ("launcher.master_port=1", "the chosen launcher has no such key; it belongs to launcher=local"),
         ("train.steps=many", "train.steps"),
         ("train.steps=1,2", "one value"),
+        ("train.steps=nan", "train.steps=nan: must be a whole number"),
         ("name=[a", "name=[a: not understood"),
         ("launcher=local", "a run keeps what it is made of"),
         ("model=gpt2", "a run keeps what it is made of"),
