@@ -121,6 +121,10 @@ def test_only_the_relay_and_compare_import_mlflow() -> None:
     assert {name for name in users if not below(name, ("ortlaunch.tracking", "ortlaunch.compare"))} == set()
 
 
+def test_the_package_uses_nothing_of_a_test() -> None:
+    assert users_of("unittest") | users_of("pytest") == set()
+
+
 def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
     graph = {name: imports(path, lazy=False) for name, path in MODULES.items()}
     for start in MODULES:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.config import backends
 from ortlaunch.config.tracking_uri import sqlite_uri
 from ortlaunch.doctor import command, machine, service, stack, tracking
@@ -290,6 +291,12 @@ def test_a_services_database_in_another_place_is_looked_at(tmp_path: Path, monke
     open_database(file).dispose()
     (line,) = service.service(file)
     assert (line.level, f"no service runs on {file}" in line.text) == (Level.ok, True)
+    # A look takes no lock, which a service that starts at that moment would find taken.
+    lock = file.with_suffix(".lock")
+    assert not lock.exists()
+    with exclusive(lock):
+        (line,) = service.service(file)
+    assert (line.level, f"; a service runs on {file}" in line.text) == (Level.ok, True)
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA user_version = 99")
     (line,) = service.service(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.overrides import parsed
-from ortlaunch.config.load import to_config
+from ortlaunch.config.load import first_line, to_config
 from ortlaunch.config.schema import Config
 
 
@@ -37,6 +37,8 @@ def changed(config: Config, words: list[str], verb: str) -> Config:
             raise RequestError(f"{verb}: {word}: a run has one value of a key")
         try:
             OmegaConf.update(tree, change.key_or_group, change.value(), merge=True)
+        except ValidationError as error:
+            raise RequestError(f"{verb}: {word}: {first_line(error)}") from error
         except OmegaConfBaseException as error:
             raise RequestError(f"{verb}: {explain(error)}") from error
         except Exception as error:

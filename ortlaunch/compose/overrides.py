@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
+MOST_RUNS = 10_000
+"""The most runs of a sweep."""
 JOBS = "jobs"
 """The group of the ready jobs, which exists only on the command line."""
 _ALWAYS_CHOSEN = {"model", *GROUPS} - OPTIONAL_GROUPS
@@ -69,10 +71,18 @@ def check_overrides(words: list[str], config_dirs: list[str]) -> None:
         config_dirs: the folders of the user's own configuration, whose groups may be added.
 
     Raises:
-        RequestError: a word cannot be read, takes a key away, or adds a key that the configuration does not have.
+        RequestError: a word cannot be read, takes a key away, adds a key that the configuration does not have, or
+            brings the runs of a sweep to none or to more than a sweep can have.
     """
+    runs = 1.0
     for word in words:
         override = parsed(word)
+        if override.is_sweep_override():
+            runs *= _count(override)
+            if not runs > 0:
+                raise RequestError(f"{word}: it gives no value: write range(START,STOP,STEP) with START before STOP")
+            if runs > MOST_RUNS:
+                raise RequestError(f"{word}: a sweep has at most {MOST_RUNS:,} runs: give fewer values")
         key = override.key_or_group
         if key.partition(".")[0].partition("/")[0] == "hydra":
             _check_hydra_key(word, key, is_change=not (override.is_delete() or override.is_add()))
@@ -80,6 +90,18 @@ def check_overrides(words: list[str], config_dirs: list[str]) -> None:
             _check_removed(word, key)
         elif override.is_add() or override.is_force_add():
             _check_added(word, override, config_dirs)
+
+
+def _count(override: Override) -> float:
+    """How many values a word gives a key, without making them: Hydra's ranges may have any number."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        start, stop, step = (float(one or 0) for one in (value.start, value.stop, value.step))
+        return (stop - start) / step if step else 0.0
+    # A pattern chooses among the options of a group, which are few.
+    return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
 def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:

@@ -32,6 +32,9 @@ from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
+from ortlaunch.run import manifest
+from ortlaunch.run.checkpoints import steps_in
+from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 
 
@@ -54,6 +57,8 @@ def _names(config: Config) -> None:
     names = [("experiment", config.experiment, folder), ("name", config.name, folder)]
     if isinstance(config.backend, OrtConfig):
         names.append(("backend.debug.onnx_prefix", config.backend.debug.onnx_prefix, "begins the names of files"))
+    if not config.run_root.strip():
+        raise RequestError(f"run_root={config.run_root!r}: it is the folder of the runs, so it must not be empty")
     for key, value, use in names:
         if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
             raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
@@ -180,12 +185,24 @@ def _profiled_workers(profile: TorchProfileConfig, workers: int) -> None:
         raise RequestError(f"profile.ranks={profile.ranks}: the run has {has}, and no rank {absent[0]}")
 
 
+def _may_hold_checkpoints(folder: Path) -> bool:
+    """Whether a folder is a run's, a checkpoint or one of checkpoints.
+
+    A run that is in the queue has none yet, and another one may wait for its end to go on from there.
+    """
+    run, above = Run(folder), Run(folder.absolute().parent)
+    signs = (run.config_file, run.checkpoints, above.config_file, folder / manifest.NAME)
+    return any(sign.exists() for sign in signs) or bool(steps_in(folder))
+
+
 def _checkpoint_paths(config: Config) -> None:
     resume = config.train.resume
     if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
         raise RequestError(f"train.resume={resume}: no such folder; it takes auto, never, a checkpoint or a run folder")
     if resume not in ("auto", "never"):
         require_own(Path(resume).expanduser(), use=f"train.resume={resume}")
+        if not _may_hold_checkpoints(Path(resume).expanduser()):
+            raise RequestError(f"train.resume={resume}: it is no run folder, no checkpoint, and there are none in it")
     if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
         raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ortlaunch.base.locks import exclusive
+from ortlaunch.base.locks import is_held
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import counted
 from ortlaunch.doctor.line import Level, Line
@@ -46,11 +46,11 @@ def service(database: Path | None = None) -> Iterator[Line]:
         text = f"{installed}; none was started in {path.parent.parent.parent} (--database FILE looks at another)"
         yield Line("service", Level.ok, text)
         return
-    yield _database(path, installed)
+    yield _database(path, settings.lock_file, installed)
     yield from _users(settings.unix_users)
 
 
-def _database(path: Path, installed: str) -> Line:
+def _database(path: Path, lock: Path, installed: str) -> Line:
     from ortlaunch.serve.database import VERSION, schema_version
 
     try:
@@ -63,8 +63,7 @@ def _database(path: Path, installed: str) -> Line:
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         text = f"{installed}; others can read {path}"
         return Line("service", Level.error, text, f"chmod 600 {shlex.quote(str(path))}")
-    with exclusive(path.with_suffix(".lock")) as free:
-        state = "no service runs on" if free else "a service runs on"
+    state = {True: "a service runs on", False: "no service runs on", None: "a service may run on"}[is_held(lock)]
     return Line("service", Level.ok, f"{installed}; {state} {path}")
 
 

@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
+
+from ortlaunch.base.attributes import replaced
 
 _THREADS = 2
 _GATHERING = ("allgather", "gather", "_allgather_base", "allgather_into_tensor_coalesced")
@@ -48,7 +49,7 @@ def held() -> Iterator[None]:
             for name in names:
                 if hasattr(dist.ProcessGroup, name):
                     usual = getattr(dist.ProcessGroup, name)
-                    stack.enter_context(patch.object(dist.ProcessGroup, name, _with(hold, usual)))
+                    stack.enter_context(replaced(dist.ProcessGroup, name, _with(hold, usual)))
         yield
 
 

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ortlaunch.base.attributes import replaced
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
 
@@ -60,7 +60,7 @@ def replacements() -> Iterator[None]:
             (host, "storage_key", _storage_key),
             (torch_state, "storage_key", _storage_key),
         ):
-            stack.enter_context(patch.object(place, name, value))
+            stack.enter_context(replaced(place, name, value))
         if "deepspeed" in sys.modules:
             _replace_in_deepspeed(stack)
         yield
@@ -106,10 +106,10 @@ def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:
     from deepspeed.runtime.zero import partitioned_param_coordinator, stage3, stage_1_and_2
 
     # ZeRO 3 compares the order of modules with the other workers.
-    stack.enter_context(patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks", _nothing))
+    stack.enter_context(replaced(partitioned_param_coordinator, "assert_ints_same_as_other_ranks", _nothing))
     for stage in (stage_1_and_2, stage3):
         if hasattr(stage, "is_invalid_grad_norm"):
-            stack.enter_context(patch.object(stage, "is_invalid_grad_norm", lambda _norm: False))
+            stack.enter_context(replaced(stage, "is_invalid_grad_norm", lambda _norm: False))
 
 
 def settle(engine: Engine) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.config.schema import Config, OrtConfig, Precision
 from ortlaunch.estimate.ledger import Ledger, Use
@@ -295,7 +296,7 @@ class Rehearsal:
         """Evaluates until the next step compares gradients, which is after the first, second, fourth time and so on."""
         while True:
             self._evaluate(engine)
-            if self._evaluations & (self._evaluations - 1) == 0:
+            if is_power_of_two(self._evaluations):
                 return
             self._step(engine)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.reading import load_json
+from ortlaunch.base.reading import in_words, load_json
 from ortlaunch.tracking.artifacts import EXPORT_RECORD
 
 RECORD = EXPORT_RECORD
@@ -81,11 +81,17 @@ def load_record(folder: Path, kind: str) -> ExportRecord:
     except FileNotFoundError:
         raise RequestError(f"{folder} holds no export: it has no {RECORD}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from error
+        raise RequestError(f"{path} cannot be read: {in_words(error)}") from error
     if record.format != _FORMAT:
         raise RequestError(f"{path} is of format {record.format}, and this version of ortlaunch reads {_FORMAT}")
     if record.kind != kind:
         raise RequestError(f"{folder} holds an export of kind {record.kind}: make one with ortlaunch export {kind}")
-    for name in ("inputs", "outputs"):
-        setattr(record, name, [Port(one["name"], one["dtype"], tuple(one["shape"])) for one in getattr(record, name)])
+    try:
+        record.inputs, record.outputs = _ports(values["inputs"]), _ports(values["outputs"])
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{path} cannot be read: its inputs or outputs lack a name, a type or a shape") from error
     return record
+
+
+def _ports(stored: Any) -> list[Port]:
+    return [Port(one["name"], one["dtype"], tuple(one["shape"])) for one in stored]

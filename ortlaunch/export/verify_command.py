@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
 from ortlaunch.config.backends import require_ort
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr):
         verdict = verify(folder, steps=options.steps, batch_size=options.batch_size)
     report = to_json(verdict)
-    (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
+    replace_text(folder / REPORT, json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2) if options.format == "json" else page(folder, verdict))
     _log(folder)
     return exit_codes.DONE if verdict.ok else exit_codes.FAILED

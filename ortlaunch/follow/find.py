@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.nearest import nearest
+from ortlaunch.base.text import counted
 from ortlaunch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.table import queue_names
@@ -77,7 +78,10 @@ def find_runs(asked: str) -> list[RunFolder]:
     """
     sweep = find_sweep(asked, known_roots())
     if sweep is not None:
-        return [folder_at(run) for run in runs_of(sweep) or [] if run.is_dir()]
+        runs = runs_of(sweep) or []
+        if runs and not any(run.is_dir() for run in runs):
+            raise RequestError(f"{sweep}: none of the {counted(len(runs), 'run')} of this sweep is there any more")
+        return [folder_at(run) for run in runs if run.is_dir()]
     return [find_run(asked)]
 
 

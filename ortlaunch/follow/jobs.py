@@ -107,8 +107,8 @@ def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[R
 
 def _existing_root(text: str) -> Path:
     root = Path(text).expanduser().absolute()
-    if not root.is_dir():
-        raise RequestError(f"--root: {root} is not a folder")
+    if not text or not root.is_dir():
+        raise RequestError(f"--root: {root if text else repr(text)} is not a folder")
     return root
 
 

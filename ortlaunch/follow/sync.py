@@ -14,6 +14,7 @@ from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import counted, say
+from ortlaunch.config.tracking_uri import sqlite_path
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run import claim
@@ -23,6 +24,7 @@ from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.run import Run, is_job_id, runs_below
 from ortlaunch.run.sweep import note_end, runs_of, task_of
 from ortlaunch.tracking.destination import destinations_of, is_without_trackers
+from ortlaunch.tracking.mlflow import check_file
 from ortlaunch.tracking.relay import SinkResult, sync
 from ortlaunch.tracking.state import unattended
 
@@ -44,6 +46,9 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         RequestError: There is no such run, or nothing says where to send it.
     """
     options = _parser().parse_args(args)
+    if (path := sqlite_path(options.uri or "")) is not None:
+        # Before a run's folder gets a log of what was not sent.
+        check_file(options.uri, path, "--uri")
     run_dirs = _requested(options, run_root)
     destinations, all_sent = _destinations(run_dirs, options)
     for run_dir, cfgs in destinations:

@@ -89,8 +89,8 @@ class Store:
             OSError: a link cannot be made or a checkpoint not removed. The new checkpoint is complete all the same.
         """
         self._point("latest", checkpoint)
-        if self._is_best(read_meta(checkpoint)):
-            self._point("best", checkpoint)
+        if (best := self._best()) is not None:
+            self._point("best", best)
         self.prune()
 
     def abandon(self, step: int) -> None:
@@ -106,8 +106,6 @@ class Store:
         checkpoint stays, so that its owner can look at it.
         """
         kept = 0
-        for path in sorted(self.folder.glob(f"*{_DELETING}")):
-            _remove(path, manifest.listed(path))
         best = self._target("best")
         for path in steps_in(self.folder):
             if manifest.problems(path, contents=False):
@@ -115,17 +113,21 @@ class Store:
             kept += 1
             if kept <= self._keep or path == best or manifest.strangers(path) or manifest.problems(path):
                 continue
-            doomed = path.with_name(path.name + _DELETING)
+            doomed = _free(path.with_name(path.name + _DELETING))
             path.rename(doomed)
             _remove(doomed, manifest.listed(doomed))
+        # These come last: one that cannot be removed keeps no other from being removed.
+        for path in sorted(self.folder.glob(f"step-*{_DELETING}*")):
+            _remove(path, manifest.listed(path))
 
-    def _is_best(self, meta: dict[str, Any]) -> bool:
-        loss, best = meta.get("eval_loss"), self._target("best")
-        # No loss compares as lower than NaN: a checkpoint with NaN would stay the best for ever.
-        if loss is None or not math.isfinite(loss):
-            return False
-        known = read_meta(best).get("eval_loss") if best is not None else None
-        return known is None or loss < known
+    def _best(self) -> Path | None:
+        """The complete checkpoint with the lowest evaluation loss, the oldest of several; None if none has a loss.
+
+        All are looked at: a kill may have come between a checkpoint and its link.
+        """
+        found = [(loss, path) for path in reversed(steps_in(self.folder)) if (loss := _loss_of(path)) is not None]
+        found = [one for one in found if not manifest.problems(one[1], contents=False)]
+        return min(found, key=lambda one: one[0])[1] if found else None
 
     def _target(self, link: str) -> Path | None:
         path = self.folder / link
@@ -137,6 +139,8 @@ class Store:
             return  # The user made this file or folder.
         temporary = self.folder / f".{link}.new"
         temporary.unlink(missing_ok=True)
+        if path.is_symlink() and path.readlink() == Path(target.name):
+            return
         temporary.symlink_to(target.name)
         temporary.replace(path)
 
@@ -197,6 +201,18 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def _loss_of(checkpoint: Path) -> float | None:
+    """The evaluation loss of a checkpoint; None where it has none that can be compared, such as NaN."""
+    loss = read_meta(checkpoint).get("eval_loss")
+    return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+def _free(path: Path) -> Path:
+    """The path, with a number behind it if it is taken: somebody has put a file into what was to be removed."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(one for one in itertools.chain([path], numbered) if not one.exists())
 
 
 def set_aside(path: Path) -> Path | None:

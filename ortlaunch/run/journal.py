@@ -269,14 +269,17 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
 def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
     """Reads all complete lines from byte `offset` on.
 
-    A last line without a newline is left for the next call. A line that cannot be parsed is skipped and logged.
+    A last line without a newline is left for the next call. Lines that cannot be parsed are skipped, with one warning.
 
     Returns:
         The events, and the offset for the next call.
     """
     chunk = read_chunk(path, offset)
-    for position in chunk.corrupt:
-        _LOG.warning("%s: skipped a line that is no journal event, at byte %d", path, position)
+    if len(chunk.corrupt) == 1:
+        _LOG.warning("%s: skipped a line that is no journal event, at byte %d", path, chunk.corrupt[0])
+    elif chunk.corrupt:
+        what = "%s: skipped %d lines that are no journal events, the first at byte %d"
+        _LOG.warning(what, path, len(chunk.corrupt), chunk.corrupt[0])
     return chunk.events, chunk.offset
 
 

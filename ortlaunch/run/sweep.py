@@ -144,7 +144,7 @@ def _hidden_overrides(node: Any) -> Any:
 def join(run_dir: Path, task: SweepTask) -> None:
     """Writes the run's sweep to the run folder, and the run folder's path to the sweep's folder."""
     _write_json(run_dir / SWEEP_FILE, {"folder": str(task.folder), "task": task.number})
-    (task.folder / _TASKS / str(task.number)).write_text(f"{run_dir}\n")
+    replace_text(task.folder / _TASKS / str(task.number), f"{run_dir}\n")
 
 
 def task_of(run_dir: Path) -> SweepTask | None:

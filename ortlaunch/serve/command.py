@@ -16,7 +16,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.addresses import split_address
 from ortlaunch.base.arguments import Parser, positive, whole
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.locks import exclusive
+from ortlaunch.base.locks import exclusive, is_held
 from ortlaunch.base.reading import in_words
 from ortlaunch.base.text import say
 from ortlaunch.run.roots import RUN_ROOT
@@ -62,6 +62,8 @@ def main(arguments: list[str]) -> int:
     if missing:
         raise RequestError(f"serve: these packages are missing: {', '.join(missing)} (pip install 'ortlaunch[serve]')")
     if options.rebuild_index:
+        if not settings.root.is_dir():
+            raise RequestError(f"serve: --root {settings.root}: there is no such folder")
         from ortlaunch.serve.index import rebuild
 
         say(rebuild(settings))
@@ -196,6 +198,8 @@ def _serve(settings: Settings) -> int:
     from ortlaunch.serve.database import check_database
 
     check_database(settings.database)
+    # It comes first: a port that is taken leaves no folder and no lock file behind.
+    bound = _bound(settings)
     try:
         settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -205,8 +209,7 @@ def _serve(settings: Settings) -> int:
         ) from None
     with exclusive(settings.lock_file) as mine:
         if not mine:
-            raise RequestError(f"serve: another service uses {settings.database} (name another one with --database)")
-        bound = _bound(settings)
+            raise RequestError(_another(settings))
         app = make_app(settings)
         _greet(settings, app.state.service, bound.getsockname()[1])
         config = uvicorn.Config(
@@ -227,6 +230,10 @@ def _serve(settings: Settings) -> int:
     return exit_codes.DONE if server.started else exit_codes.FAILED
 
 
+def _another(settings: Settings) -> str:
+    return f"serve: another service uses {settings.database} (name another one with --database)"
+
+
 def _bound(settings: Settings) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -241,6 +248,8 @@ def _bound(settings: Settings) -> socket.socket:
         bound.listen()  # A browser that opens the address at once waits, instead of being refused.
     except (OSError, UnicodeError) as error:
         # A name that is none of a host has no form that can be looked up.
+        if is_held(settings.lock_file):
+            raise RequestError(_another(settings)) from None
         raise RequestError(f"serve: {settings.host}:{settings.port} cannot be used: {in_words(error)}") from None
     return bound
 

@@ -21,7 +21,9 @@ from sqlalchemy.exc import OperationalError
 
 from ortlaunch.base.text import printable
 from ortlaunch.run.identity import Process, is_alive, machine
+from ortlaunch.run.journal import read_chunk
 from ortlaunch.run.run import Run
+from ortlaunch.run.state import RunState
 from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
@@ -46,7 +48,8 @@ _MOST_ASKED = 50
 
 _MOST_NOTED = 1000
 """Tasks that may begin again are forgotten when there are more: each job has some, and a service runs for years."""
-
+_PIECE = 1 << 20
+"""So many bytes of a journal are held at once."""
 _NOT_BEGUN = "stopped before it began"
 _UNREADABLE = "unknown"
 """The state of a run that cannot be read now."""
@@ -116,12 +119,14 @@ class Queue:
             The job while it is not over; None if it is.
         """
         deadline = time.monotonic() + seconds
+        seen: _Seen | None = None
         while True:
             with reading(self.engine) as session:
                 job = session.get_one(Job, job_id)
             if job.state not in OPEN_STATES:
                 return None
-            is_ending = job.state == JobState.RUNNING and (not _has_process(job) or _has_journalled_its_end(job))
+            seen = seen or _Seen(Run(Path(job.run_dir)))
+            is_ending = job.state == JobState.RUNNING and (not _has_process(job) or seen.has_ended(job.begun_before))
             if not is_ending or not self._is_open or time.monotonic() > deadline:
                 return job
             self.wake()
@@ -353,13 +358,29 @@ def _has_process(job: Job) -> bool:
     return job.machine in ("", machine()) and is_alive(job.pid, job.ticks)
 
 
-def _has_journalled_its_end(job: Job) -> bool:
-    """Whether the run says that it has ended; its process may still send the record."""
-    try:
-        state = Run(Path(job.run_dir)).state()
-    except OSError:
-        return False
-    return state.ended is not None and state.attempts > job.begun_before
+@dataclass
+class _Seen:
+    """A run's journal up to where it was read. Each look takes only what is new."""
+
+    run: Run
+    state: RunState = field(default_factory=RunState)
+    offset: int = 0
+
+    def has_ended(self, begun_before: int) -> bool:
+        """Whether the run says that it has ended; its process may still send the record.
+
+        Args:
+            begun_before: how often the run had begun before this job.
+        """
+        try:
+            while (chunk := read_chunk(self.run.journal_file, self.offset, _PIECE)).offset > self.offset:
+                for event in chunk.events:
+                    self.state.take(event)
+                self.offset = chunk.offset
+        except OSError:
+            return False
+        self.run.take_kept_end(self.state)
+        return self.state.ended is not None and self.state.attempts > begun_before
 
 
 def _is_too_long(job: Job) -> bool:

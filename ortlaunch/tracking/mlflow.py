@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import is_there
 from ortlaunch.base.secrets import has_credentials, redacted, scrubbed, without_secrets_of
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, compare_command, resolve_tracking, sqlite_path
+from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.tracker import Context, Tracker
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
         """Refuses a URI that MLflow would refuse, and a file that is no database."""
         check_uri(cfg.uri)
         if (store := sqlite_path(cfg.uri)) is not None:
-            _check_file(cfg.uri, store)
+            check_file(cfg.uri, store)
         if has_credentials(cfg.artifacts):
             raise RequestError(
                 f"tracking.artifacts={redacted(cfg.artifacts)}: MLflow would show the credentials with every run: set "
@@ -99,14 +102,30 @@ class MlflowTracker(Tracker[MlflowConfig]):
         return MlflowSink(cfg, context)
 
 
-def _check_file(uri: str, store: Path) -> None:
+def check_file(uri: str, store: Path, key: str = "tracking.uri") -> None:
+    """Refuses a file in which MLflow cannot make a store, or which belongs to another program.
+
+    Args:
+        uri: the address, without credentials.
+        store: its file.
+        key: the key or option that has it.
+
+    Raises:
+        RequestError: the message names the file and what to do.
+    """
+    shown = f"{key}={uri}"
     with suppress(OSError):
         if store.is_dir():
-            raise RequestError(f"tracking.uri={uri}: {store} is a folder: name a file, or move the folder away")
+            raise RequestError(f"{shown}: {store} is a folder: name a file, or move the folder away")
+        if store.exists() and not store.is_file():
+            raise RequestError(f"{shown}: {store} is no plain file: name another one")
+        above = next(folder for folder in store.absolute().parents if is_there(folder))
+        if not above.is_dir():
+            raise RequestError(f"{shown}: {above} is no folder, so {store} cannot be made: name another file")
         if store.is_symlink() and not store.exists():
             raise RequestError(
-                f"tracking.uri={uri}: {store} is a link to a file that is not there: name that file itself, "
-                f"tracking.uri=sqlite:///{store.resolve()}"
+                f"{shown}: {store} is a link to a file that is not there: name that file itself, "
+                f"{key}=sqlite:///{store.resolve()}"
             )
         # MLflow makes a store of an empty file.
         begins = b""
@@ -115,9 +134,13 @@ def _check_file(uri: str, store: Path) -> None:
                 begins = file.read(len(_MAGIC))
         if begins and begins != _MAGIC:
             raise RequestError(
-                f"tracking.uri={uri}: {store} is no SQLite database: move it away, and ortlaunch makes a new store, "
+                f"{shown}: {store} is no SQLite database: move it away, and ortlaunch makes a new store, "
                 "which ortlaunch sync --all fills with earlier runs"
             )
+        # A database that another process has locked is looked at when the run is sent.
+        with suppress(sqlite3.Error):
+            if begins and sqlite_store.is_foreign(store):
+                raise RequestError(f"{shown}: {store} is the database of another program: name another file")
 
 
 def _public(uri: str) -> str:

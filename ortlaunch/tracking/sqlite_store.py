@@ -37,6 +37,7 @@ from ortlaunch.tracking import store_template
 WAIT_SECONDS = 120.0
 """How long one process waits for another one that makes the store. On a busy machine it takes up to 40 seconds."""
 _BUSY_SECONDS = 5.0
+_TABLES = {"experiments", "runs", "alembic_version"}
 _MAKER = (
     "import sys; sys.path.append(sys.argv.pop(1)); from ortlaunch.tracking.make_store import main; "
     "sys.exit(main(sys.argv[1:]))"
@@ -101,13 +102,24 @@ def look(path: Path) -> Store:
         revisions = {str(name) for (name,) in _rows(database, tables, "alembic_version", "version_num")}
         runs = sum(int(count) for (count,) in _rows(database, tables, "runs", "count(*)"))
     known, heads = migrations()
-    if tables and not {"experiments", "runs", "alembic_version"} & tables:
+    if tables and not _TABLES & tables:
         return Store(path, State.FOREIGN)
     if not heads or revisions == heads:
         return Store(path, State.COMPLETE, runs)
     if revisions - known:
         return Store(path, State.NEWER, runs)
     return Store(path, State.OUTDATED if runs else State.HALF_MADE, runs)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a database has tables, and none of MLflow's: that of another program, which MLflow would change.
+
+    Raises:
+        sqlite3.Error: as `look`.
+    """
+    with closing(_opened(path)) as database:
+        tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+    return bool(tables) and not _TABLES & tables
 
 
 def has_run(path: Path, run_id: str) -> bool:

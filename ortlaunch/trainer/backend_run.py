@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
@@ -224,7 +225,7 @@ class OrtRun(BackendRun):
             return False
         self._evaluated_before = self._evaluated.count
         self._evaluations += 1
-        is_due = self._evaluations & (self._evaluations - 1) == 0
+        is_due = is_power_of_two(self._evaluations)
         if self._cfg.recheck_every == 0 or Allow["wrong_gradients"] in self._cfg.allow or not self.is_active:
             return False
         if self._blocks:
@@ -372,7 +373,7 @@ def _is_due(step: int, every: int | None) -> bool:
     if every is not None:
         return every > 0 and step % every == 0
     times, rest = divmod(step, FIRST_RECHECK)
-    return rest == 0 and times > 0 and times & (times - 1) == 0
+    return rest == 0 and is_power_of_two(times)
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:

@@ -13,6 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from ortlaunch.base.files import replace_text
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import Sampler
@@ -57,7 +58,7 @@ class SystemInfo:
         """Journals the tags, and a file with all facts as an artifact."""
         path = run_dir / FILE
         record = {"torch": _torch_facts(), "hosts": self.nodes.hosts, "workers": self.everyone}
-        path.write_text(json.dumps(record, indent=2) + "\n")
+        replace_text(path, json.dumps(record, indent=2) + "\n")
         journal.tags(self.tags())
         journal.artifact(path, artifact_folder)
 

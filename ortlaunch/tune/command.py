@@ -181,11 +181,11 @@ class _Tuning:
         """Bytes that a trial may take, the same after an interruption."""
         if self._options.memory is not None:
             return int(self._options.memory)
-        noted = self._notes.get("limit")
-        if noted is None:
-            noted = {"bytes": int(_SPARE * available())}
-            self._notes.put("limit", noted)
-        return int(noted["bytes"])
+        noted = (self._notes.get("limit") or {}).get("bytes")
+        if not isinstance(noted, int) or noted < 1:
+            noted = int(_SPARE * available())
+            self._notes.put("limit", {"bytes": noted})
+        return noted
 
     def _begun(self) -> str:
         space = self._space
@@ -204,7 +204,7 @@ class _Tuning:
         # The check is about the model in a precision. It says the same of other workers, micro-batches and optimizers.
         key = f"check {self._space.configured(cell).train.precision.name}"
         noted = self._notes.get(key)
-        if noted is None:
+        if noted is None or not {"fit", "verdict"} <= noted.keys():
             self._say("check: examining whether the model is fit for ONNX Runtime")
             try:
                 report = look(self._space.configured(cell), with_cost=False, quiet=True)

@@ -27,6 +27,7 @@ from ortlaunch.launch.plan import folder_name
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, opened, runs_of
 from ortlaunch.tune.cell import Cell
+from ortlaunch.tune.render import can_be_shown
 from ortlaunch.tune.space import Space
 from ortlaunch.verbs.multirun import create_sweep
 
@@ -77,8 +78,12 @@ class TuneFolder:
         self.sweep.write(runs_of(self.path) or [], complete=True)
 
     def result(self) -> dict[str, Any] | None:
-        """The result that was written; None if there is none."""
-        return read_json(self.path / RESULT)
+        """The result that was written; None if there is none that can be shown.
+
+        Without it the search goes on: it takes what was measured from the notes, and writes the result anew.
+        """
+        found = read_json(self.path / RESULT)
+        return found if found is not None and can_be_shown(found) else None
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the result."""

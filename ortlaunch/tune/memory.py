@@ -66,7 +66,7 @@ class Estimates:
     def _low(self, cell: Cell) -> dict[str, Any]:
         key = f"estimate {cell}"
         found = self._notes.get(key)
-        if found is None:
+        if found is None or not _is_estimate(found):
             begun = time.monotonic()
             try:
                 report = estimate(self._space.configured(cell), self._limit, quick=True, quiet=True)
@@ -80,3 +80,7 @@ class Estimates:
             self._asked.add(key)
             self.spent += found["seconds"]
         return found
+
+
+def _is_estimate(noted: dict[str, Any]) -> bool:
+    return isinstance(noted.get("low_bytes"), int | None) and isinstance(noted.get("seconds"), int | float)

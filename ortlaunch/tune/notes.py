@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.base.reading import parse_json
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
 
-_FIELDS = {field.name for field in fields(Outcome)}
+_OUTCOME = asdict(Outcome("ok", 0.0))
+"""A value of each field's type."""
 
 
 class Notes:
@@ -31,8 +33,9 @@ class Notes:
         text = path.read_text(errors="replace") if path.exists() else ""
         for line in text.splitlines():
             try:
-                stored = json.loads(line)
-                self._found[stored["key"]] = stored["value"]
+                stored = parse_json(line)
+                if isinstance(stored["value"], dict):
+                    self._found[str(stored["key"])] = stored["value"]
             except (ValueError, KeyError, TypeError):
                 continue
         self._is_torn = bool(text) and not text.endswith("\n")
@@ -41,7 +44,7 @@ class Notes:
         return len(self._found)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """What was noted under a key."""
+        """What was noted under a key. Whoever asks looks at it: another version may have noted other values."""
         return self._found.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
@@ -73,11 +76,16 @@ class Notes:
         return run
 
 
-def _outcome(stored: Any) -> Outcome | None:
+def _outcome(stored: dict[str, Any] | None) -> Outcome | None:
     """A noted outcome; None if there is none, or one that another version of ortlaunch has noted otherwise."""
-    if not isinstance(stored, dict):
+    known = {name: value for name, value in (stored or {}).items() if name in _OUTCOME}
+    if not {"status", "seconds"} <= known.keys() or known["status"] not in get_args(Status):
         return None
-    try:
-        return Outcome(**{name: value for name, value in stored.items() if name in _FIELDS} | {"is_noted": True})
-    except TypeError:
+    if not all(_is_like(value, _OUTCOME[name]) for name, value in known.items()):
         return None
+    return Outcome(**known | {"is_noted": True})
+
+
+def _is_like(value: Any, other: Any) -> bool:
+    """Whether a value has the type of another; where a float is expected, also a whole number."""
+    return type(value) is type(other) or (type(other) is float and type(value) is int)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
 from ortlaunch.config.load import load_config
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
@@ -32,13 +33,14 @@ def main() -> None:
     try:
         config = trackers.with_credentials(load_config(folder / CONFIG), os.environ)
         plan = dataclasses.replace(make_plan(config), sweep=SweepTask(Path(request["sweep"]), int(request["number"])))
-        (folder / RUN).write_text(str(plan.run_dir))
+        # The search looks at it several times a second.
+        replace_text(folder / RUN, str(plan.run_dir))
         code = launcher_of(config).submit(plan, config, request["overrides"])
         if code == exit_codes.REQUEST and (failed := failure.first(plan.run_dir)) is not None:
             # A worker has refused it, such as a model that cannot checkpoint its activations.
-            (folder / REFUSED).write_text(failed.message)
+            replace_text(folder / REFUSED, failed.message)
     except RequestError as error:
-        (folder / REFUSED).write_text(str(error))
+        replace_text(folder / REFUSED, str(error))
         code = exit_codes.REQUEST
     sys.stdout.flush()
     sys.exit(code)

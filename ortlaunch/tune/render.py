@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from typing import Any
 
@@ -32,6 +33,15 @@ def render(result: dict[str, Any], console: Console) -> None:
         console.out(f"and {len(result['trials']) - _MOST_ROWS} more (--format json lists all)", highlight=False)
     for line in _lines(result):
         console.out(line, highlight=False)
+
+
+def can_be_shown(result: dict[str, Any]) -> bool:
+    """Whether a result is whole. One that another version has written, or that is damaged, may lack something."""
+    try:
+        render(result, Console(file=io.StringIO()))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return False
+    return isinstance(result.get("minutes"), int | float) and isinstance(result.get("date"), str)
 
 
 def not_tried(groups: list[dict[str, Any]]) -> list[str]:

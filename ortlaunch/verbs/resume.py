@@ -103,7 +103,10 @@ def _named(arguments: list[str]) -> Run:
         raise RequestError(
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
-    return Run(find_run(arguments[0]).path)
+    run = Run(find_run(arguments[0]).path)
+    if run.journal_file.exists() and not run.journal_file.is_file():
+        raise RequestError(f"resume: {run.journal_file} is no plain file: move it away")
+    return run
 
 
 def _own_checkpoint(run: Run) -> Path | None:

@@ -29,6 +29,12 @@ def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
 
 
+def test_the_runs_of_a_sweep_are_counted_before_they_are_made() -> None:
+    check_overrides(["seed=range(0,100)", "optimizer.lr=0.1,0.2", "train.steps=range(1,50)"], [])
+    with pytest.raises(RequestError, match=r"^train.steps=range\(1,52\): a sweep has at most"):
+        check_overrides(["seed=range(0,100)", "optimizer.lr=0.1,0.2", "train.steps=range(1,52)"], [])
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -54,6 +60,10 @@ def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         ("++=5", "KEY=VALUE"),
         ("train.steps=" + "9" * 10_000, "4300 digits"),
         ("name=" + "[" * 2000, "name="),
+        ("seed=range(1,1e9)", "seed=range(1,1e9): a sweep has at most 10,000 runs"),
+        ("seed=range(5,1)", "seed=range(5,1): it gives no value"),
+        ("seed=range(1,5,0)", "seed=range(1,5,0): it gives no value"),
+        ("seed=range(nan,3)", "seed=range(nan,3): it gives no value"),
     ],
 )
 def test_what_is_refused(word: str, said: str) -> None:

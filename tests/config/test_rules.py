@@ -81,6 +81,8 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
             ["trainer.static_graph=true", "train.grad_accumulation=2", "leave it out"],
         ),
         (["train.resume=nowhere"], ["train.resume=nowhere", "auto, never"]),
+        (["train.resume=/"], ["train.resume=/", "no run folder, no checkpoint"]),
+        (["run_root="], ["run_root=''", "must not be empty"]),
         (["model.weights=nowhere"], ["model.weights=nowhere", "no such"]),
         (["backend.blocks=GPT2Block"], ["backend.blocks=GPT2Block", "trainer.zero_stage=3"]),
         (["backend.zero3=hold"], ["backend.zero3=hold", "trainer.zero_stage=3"]),

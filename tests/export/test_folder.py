@@ -13,7 +13,7 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.export.folder import written
-from ortlaunch.export.record import RECORD
+from ortlaunch.export.record import RECORD, ExportRecord, load_record
 
 
 def leave(out: Path, text: str, *, force: bool = False) -> None:
@@ -91,3 +91,14 @@ def test_a_request_to_end_removes_it_too(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(150) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inputs", ["[3]", '[{"name": "x"}]', "null"])
+def test_a_damaged_record_is_one_message(tmp_path: Path, inputs: str) -> None:
+    ExportRecord("onnx", "model.onnx", [], [], None, "0.1.0", 9, 17, "step 3").save(tmp_path)
+    assert load_record(tmp_path, "onnx").inputs == []
+    record = tmp_path / RECORD
+    record.write_text(record.read_text().replace('"inputs": []', f'"inputs": {inputs}'))
+    with pytest.raises(RequestError, match=f"^{record} cannot be read: ") as caught:
+        load_record(tmp_path, "onnx")
+    assert len(str(caught.value).splitlines()) == 1

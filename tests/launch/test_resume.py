@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         ("launcher.master_port=1", "the chosen launcher has no such key; it belongs to launcher=local"),
         ("train.steps=many", "train.steps"),
         ("train.steps=1,2", "one value"),
+        ("train.steps=nan", "train.steps=nan: must be a whole number"),
         ("name=[a", "name=[a: not understood"),
         ("launcher=local", "a run keeps what it is made of"),
         ("model=gpt2", "a run keeps what it is made of"),
@@ -157,6 +159,15 @@ def test_a_run_has_its_configuration_at_every_moment_of_a_launch(
         assert len(seen) >= 4 and all(seen)
         assert (run.earlier_attempt(1) / "config.yaml").read_text() == before
         before = run.config_file.read_text()
+
+
+def test_a_journal_that_is_no_file_is_refused(stored: Config, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "journal.jsonl")
+    save_config(stored, tmp_path / "config.yaml")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RequestError, match=r"^resume: .*journal.jsonl is no plain file: move it away"):
+        resume([str(tmp_path)])
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:

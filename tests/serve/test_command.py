@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import text
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.serve import command, database
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.settings import Settings
@@ -55,6 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
         (["--link=ada"], "there is no database"),
+        (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -228,6 +230,21 @@ def test_a_database_that_is_refused_has_no_lock_beside_it(
     assert result.returncode == 2
     assert "database" in result.stderr and str(path) in result.stderr
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["serve", f"--port={taken.getsockname()[1]}"]
+        result = answer(tmp_path, capfd, *words)
+        assert result.returncode == 2
+        assert "cannot be used: Address already in use" in result.stderr
+        assert list(tmp_path.iterdir()) == []
+        # If the service of this database is there, it probably has the port.
+        folder = tmp_path / "runs" / ".serve"
+        folder.mkdir(mode=0o700, parents=True)
+        with exclusive(folder / "serve.lock"):
+            result = answer(tmp_path, capfd, *words)
+    assert (result.returncode, "another service uses" in result.stderr) == (2, True)
 
 
 def test_a_host_that_cannot_be_looked_up_is_refused() -> None:

@@ -121,6 +121,14 @@ def test_corrupt_line_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCa
     assert offset == path.stat().st_size and len(caplog.records) == 1
 
 
+def test_many_corrupt_lines_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"\xff\xfe\n" * 1000)
+    assert read_events(path, 0) == ([], 3000)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{path}: skipped 1000 lines that are no journal events, the first at byte 0"
+
+
 def test_chunks_end_at_lines_and_cover_everything(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)

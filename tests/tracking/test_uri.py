@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -20,6 +23,7 @@ from ortlaunch.config.tracking_uri import (
     resolve_tracking,
     sqlite_path,
 )
+from ortlaunch.follow.sync import sync_main
 from ortlaunch.tracking.mlflow import MlflowTracker
 
 
@@ -220,3 +224,27 @@ def test_a_file_that_is_no_database_is_refused_before_the_run(tmp_path: Path, co
         for good in (b"", b"SQLite format 3\0 and pages"):
             store.write_bytes(good)
             tracker.check(MlflowConfig(uri=f"sqlite:///{store}"))
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "below a file", "of another program"])
+def test_a_place_where_mlflow_can_make_no_store_is_refused(tmp_path: Path, kind: str) -> None:
+    store = tmp_path / "store.db"
+    if kind == "FIFO":
+        os.mkfifo(store)
+    elif kind == "below a file":
+        store.touch()
+        store /= "mlruns.db"
+    else:
+        with closing(sqlite3.connect(store)) as database:
+            database.execute("create table addresses (name)")
+    said = {
+        "FIFO": f"{store} is no plain file",
+        "below a file": f"{store.parent} is no folder",
+        "of another program": "of another program",
+    }
+    with pytest.raises(RequestError, match=f"^tracking.uri=.*{said[kind]}"):
+        MlflowTracker("mlflow").check(MlflowConfig(uri=f"sqlite:///{store}"))
+    before = list(tmp_path.iterdir())
+    with pytest.raises(RequestError, match=f"^--uri=.*{said[kind]}"):
+        sync_main(["--all", str(tmp_path), "--uri", f"sqlite:///{store}"])
+    assert list(tmp_path.iterdir()) == before

@@ -16,6 +16,7 @@ from ortlaunch.config.schema import Precision
 from ortlaunch.tune import command
 from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.folder import TuneFolder
+from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
 
@@ -44,6 +45,21 @@ def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pyt
     # Cells of one precision share an answer.
     assert tuning._unfit(full.having(micro_batch=1)) is None
     assert checked == ["bf16", "fp32"]
+
+
+def test_a_limit_or_a_check_that_another_version_has_noted_otherwise_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes(tmp_path / "notes.jsonl")
+    notes.put("limit", {"gib": 3})
+    notes.put("check fp32", {"is_fit": True})
+    folder = cast(TuneFolder, SimpleNamespace(path=tmp_path))
+    config = SimpleNamespace(train=SimpleNamespace(precision=Precision.fp32))
+    space = cast(Space, SimpleNamespace(configured=lambda cell: config))
+    monkeypatch.setattr(command, "look", lambda *words, **options: {"fit": True, "verdict": "fit"})
+    tuning = command._Tuning(space, argparse.Namespace(memory=None), folder, quiet=True)
+    assert tuning._limit > 2**20
+    assert tuning._unfit(Cell.of(backend="ort")) is None
 
 
 def test_after_an_interruption_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:

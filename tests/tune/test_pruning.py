@@ -146,6 +146,11 @@ def test_the_low_figure_of_the_estimate_refuses_and_is_noted(tmp_path: Path, est
     assert estimates.too_large(by_micro[2], {by_micro[1]: ok(GIB)}) is None
     assert Estimates(found, 10 * GIB, Notes(tmp_path / "notes")).too_large(by_micro[8], seen) == reason
     assert len(estimated) == 4
+    # What another version has noted otherwise is.
+    other = Notes(tmp_path / "notes")
+    other.put(f"estimate {by_micro[8]}", {"low": 9})
+    assert Estimates(found, 10 * GIB, other).too_large(by_micro[8], seen) == reason
+    assert len(estimated) == 5
 
 
 def test_without_a_limit_nothing_is_estimated(tmp_path: Path, estimated: list[Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from rich.console import Console
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
+from ortlaunch.run.sweep import Sweep
 from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.folder import RESULT, TuneFolder
 from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.render import render
@@ -119,3 +123,18 @@ def test_a_long_error_keeps_the_table_within_the_terminal(columns: int | None) -
     table = list(itertools.takewhile(lambda line: " trials of " not in line, lines))
     assert 60 < max(map(len, table)) <= (columns or 120)
     assert "word9" in "".join(table)
+
+
+def test_a_result_of_another_version_or_a_damaged_one_is_none(tmp_path: Path) -> None:
+    folder = TuneFolder(Sweep(tmp_path, "tune-mlp", "default", "1a2b3c"))
+    result = found(space_of(), lambda *_: Outcome("ok", seconds=SECONDS, rate=100.0), 1.0) | {"date": "today"}
+    folder.write_result(result)
+    assert folder.result() == result
+    for key in ("minutes", "date", "trials", "winner", "seconds", "busy"):
+        folder.write_result({name: value for name, value in result.items() if name != key})
+        assert folder.result() is None, key
+    for wrong in ({"minutes": "ten"}, {"trials": [{"cell": 3}]}, {"not_tried": None}):
+        folder.write_result(result | wrong)
+        assert folder.result() is None, wrong
+    (tmp_path / RESULT).write_text(json.dumps(result)[:-100])
+    assert folder.result() is None

@@ -278,12 +278,13 @@ def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path)
 def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     values = [{"status": "ok", "samples_per_second": 7.0}, 7, None, {"status": "ok", "seconds": 9.0, "newer": 1}]
+    values += [{"status": "lost", "seconds": 9.0}, {"status": "ok", "seconds": 9.0, "rate": "fast"}]
     notes.write_text(
         "".join(json.dumps({"key": f"short {one} {A}", "value": value}) + "\n" for one, value in enumerate(values))
     )
     trial = Notes(notes).remembered(lambda cell, effort: Outcome("ok", 10.0, rate=100.0))
-    found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(4)]
-    assert [one.is_noted for one in found] == [False, False, False, True]
+    found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(6)]
+    assert [one.is_noted for one in found] == [False, False, False, True, False, False]
 
 
 def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ HERE = "free on this machine"
 """Where the limit is from for runs on this machine."""
 LEAST_BYTES = 200 * 2**20
 """A worker takes more than this before it has a model: torch 2.13 alone takes 220 MiB (measured)."""
+_MOST_BYTES = 2**50
 WHOLE_NODE = "0"
 """SLURM's word for all memory of a node."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", re.IGNORECASE)
@@ -31,7 +32,10 @@ def parsed(text: str, key: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
         raise RequestError(f"{key}={text}: not a size of memory; write 80GiB or 512MiB")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    wanted = float(match[1]) * _UNITS[match[2].upper()]
+    if wanted > _MOST_BYTES:
+        raise RequestError(f"{key}={text}: no machine has so much memory; write 80GiB or 512MiB")
+    size = int(wanted)
     if size < LEAST_BYTES and not (match[2] or match[3]):
         raise RequestError(
             f"{key}={text}: a number without a unit is in MiB, and importing torch takes more than "

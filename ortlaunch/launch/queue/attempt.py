@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
 from ortlaunch.config.load import load_config
 from ortlaunch.launch.folder import restore_configuration
 from ortlaunch.launch.queue import history
@@ -121,7 +122,7 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
         }
     )
     own = run.scheduler_variables(attempt, job.scheduler)
-    own.write_text(json.dumps(job.variables, indent=2) + "\n")
+    replace_text(own, json.dumps(job.variables, indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
 
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
+from ortlaunch.base.files import replace
 from ortlaunch.base.text import counted
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.folder import journal_start, say_notes, write_run_folder, written
@@ -177,8 +178,7 @@ class BatchLauncher(QueueLauncher):
     def write_script(self, folder: Path, script: str) -> Path:
         """Writes the script to be submitted into a folder; returns its path."""
         path = self.script_file(folder)
-        path.write_text(script, encoding="utf-8")
-        path.chmod(0o755)
+        replace(path, script.encode(), 0o755)
         return path
 
     def give_up(self, runs: list[Path], config: Config) -> None:

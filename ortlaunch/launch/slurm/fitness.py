@@ -7,7 +7,6 @@ files are not read. Otherwise their names show which nodes did not answer, and o
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -17,6 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.reading import load_json
 from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device, OrtConfig, SlurmConfig
@@ -44,7 +45,7 @@ def report(run_dir: Path) -> int:
         verdict = "unfit" if found else "fit"
         name = f"{int(os.environ['SLURM_NODEID']):06d}-{host}.{verdict}"
         Run(run_dir).preflight.mkdir(exist_ok=True)
-        (Run(run_dir).preflight / name).write_text("\n".join(found))
+        replace_text(Run(run_dir).preflight / name, "\n".join(found))
     except OSError as error:
         found, code = [f"the run folder {run_dir} cannot be used here: {error}"], NO_FOLDER
     for line in found:
@@ -61,13 +62,12 @@ def examine(run_dir: Path) -> list[str]:
         OSError: the run folder cannot be read here.
     """
     config = load_config(Run(run_dir).config_file)
-    recorded = json.loads(Run(run_dir).environment_file.read_text())
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     same_system = cfg.container.image is None and cfg.python is None
     return [
         *_other_folder(run_dir),
-        *(_other_versions(recorded["packages"]) if same_system else []),
+        *(_other_versions(Run(run_dir).environment_file) if same_system else []),
         *_missing_backend(config),
         *_missing_gpus(config),
         *_full_disk(run_dir),
@@ -126,7 +126,12 @@ def _other_folder(run_dir: Path) -> list[str]:
     return [f"{run_dir} is not the run folder that the first node sees: {remedy}"]
 
 
-def _other_versions(recorded: dict[str, str]) -> list[str]:
+def _other_versions(file: Path) -> list[str]:
+    """Compares the versions here with those in the run's record."""
+    try:
+        recorded = dict(load_json(file)["packages"])
+    except (ValueError, LookupError, TypeError):
+        return [f"{file} cannot be read, so nobody knows the versions where the run was submitted: resume the run"]
     lines = []
     for package in _PACKAGES:
         try:

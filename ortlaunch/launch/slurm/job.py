@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base import exit_codes, last_resort
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
 from ortlaunch.base.text import say
 from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import destinations
@@ -42,7 +43,7 @@ def begin(run_dir: Path) -> int:
         before = attempt.begin(launcher, run_dir, launcher.own_job())
     if before is None:
         return _NOTHING_TO_DO
-    Run(run_dir).preflight_token.write_text(attempt_token())
+    replace_text(Run(run_dir).preflight_token, attempt_token())
     print(before)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.models.task import Batch
 
 _MOST = 32
@@ -36,4 +37,4 @@ class Evaluated:
         """Counts a batch. It is compared if it is the first, second, fourth and so on, or has new sizes."""
         self.count += 1
         has_new_sizes = is_new(sizes_of(batch), self._sizes)
-        return has_new_sizes or self.count & (self.count - 1) == 0
+        return has_new_sizes or is_power_of_two(self.count)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -128,6 +129,12 @@ def test_a_sweeps_runs_are_listed_in_their_order(make_run, capsys) -> None:
     assert [folder.name for folder in find_runs("sweep-lr")] == ["run-2", "run-0", "run-1"]
     with pytest.raises(RequestError, match="no sweep nothing"):
         jobs(["--sweep", "nothing"])
+    for run in runs:
+        shutil.rmtree(run)
+    with pytest.raises(RequestError, match="none of the 3 runs of this sweep is there any more"):
+        find_runs("sweep-lr")
+    with pytest.raises(RequestError, match="--root: '' is not a folder"):
+        jobs(["--root", ""])
 
 
 def test_a_row_has_the_figures_of_the_last_log_step(make_run, alive, capsys) -> None:

@@ -55,6 +55,13 @@ def test_other_versions(run_dir):
     assert "and 1.0 where the run was submitted" in line
 
 
+@pytest.mark.parametrize("content", ['{"packages": {"torch": ', "{}", "[]", '{"packages": 3}'])
+def test_a_damaged_record_is_one_finding(run_dir, content):
+    (run_dir / "env.json").write_text(content)
+    (line,) = fitness.examine(run_dir)
+    assert line.startswith(f"{run_dir / 'env.json'} cannot be read")
+
+
 def test_a_head_that_does_not_resolve(run_dir, monkeypatch):
     monkeypatch.setenv("ORTLAUNCH_HEAD", "nowhere.invalid")
     (line,) = fitness.examine(run_dir)

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from ortlaunch.run import events
 from ortlaunch.run.identity import machine, start_ticks
+from ortlaunch.run.run import Run
 from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.database import open_database, reading, writing
 from ortlaunch.serve.dispatcher import Queue, _is_too_long
@@ -406,3 +408,29 @@ def test_a_run_that_is_ending_is_waited_for(
         session.get_one(Job, job_id).pid = GONE["pid"]
     assert queue.settle(job_id, 120.0) is None
     assert job_of(engine, job_id).outcome == "finished"
+
+
+def test_who_waits_for_an_end_reads_each_line_once(
+    engine: Engine, queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with Run(run).journal() as journal:
+        journal.start("e", "n", "1a2b3c")
+        journal.end("FINISHED")
+    # Its process lives: it still sends the record.
+    own = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "machine": machine()}
+    job_id = add(engine, checked={"run_dir": str(run)}, state=JobState.RUNNING, **own)
+    lines: list[bytes] = []
+    decode = events.decode
+    monkeypatch.setattr(events, "decode", lambda line: lines.append(line) or decode(line))
+    looks: list[None] = []
+
+    def looked() -> None:
+        looks.append(None)
+        # The service ends, which nobody waits for.
+        queue._is_open = len(looks) < 3
+
+    monkeypatch.setattr(queue, "wake", looked)
+    assert queue.settle(job_id, 600.0) is not None
+    assert (len(looks), len(lines)) == (3, 2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,6 +162,76 @@ def test_an_interrupted_removal_is_finished_by_the_next(folder):
     (doomed / "state.pt").unlink()
     save(store, 20)
     assert names(folder) == ["latest", "step-00000020"]
+
+
+class KilledError(BaseException):
+    """Takes the place of kill -9."""
+
+
+@contextmanager
+def killed_at(moment: int) -> Iterator[None]:
+    """Ends what is done inside before it changes a folder for the `moment`-th time."""
+    count = itertools.count(1)
+
+    def changing(change: Any) -> Any:
+        def changed(*words: Any, **options: Any) -> Any:
+            if next(count) == moment:
+                raise KilledError
+            return change(*words, **options)
+
+        return changed
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "rmdir", "rename", "replace", "symlink_to"):
+            patch.setattr(Path, name, changing(getattr(Path, name)))
+        yield
+
+
+def test_a_kill_at_any_moment_of_tidying_leaves_nothing_behind_and_the_best_is_kept(folder):
+    was_killed = True
+    # The first change makes the checkpoint: before it, there is only a half-written one.
+    for moment in itertools.count(2):
+        shutil.rmtree(folder, ignore_errors=True)
+        store = Store(folder, 2)
+        for step in (10, 20):
+            save(store, step, eval_loss=100.0 - step)
+        try:
+            with killed_at(moment):
+                save(store, 30, eval_loss=1.0)
+            was_killed = False
+        except KilledError:
+            pass
+        for step in (40, 50):
+            save(Store(folder, 2), step)
+        assert names(folder) == ["best", "latest", "step-00000030", "step-00000040", "step-00000050"], moment
+        assert (folder / "best").resolve().name == "step-00000030"
+        if not was_killed:
+            break
+    assert moment > 10
+
+
+def test_what_cannot_be_removed_keeps_no_other_from_being_removed(folder):
+    store = Store(folder, 2)
+    doomed = save(store, 10).rename(folder / "step-00000010.deleting")
+    # A file became a folder, which nobody can unlink.
+    (doomed / "state.pt").unlink()
+    (doomed / "state.pt").mkdir()
+    for step in (20, 30):
+        with pytest.raises(OSError):
+            save(store, step)
+    with pytest.raises(OSError):
+        save(store, 40)
+    assert not (folder / "step-00000020").exists()
+
+
+def test_a_file_put_into_what_is_removed_stays_and_keeps_nothing_from_being_removed(folder):
+    store = Store(folder, 1)
+    (folder / "step-00000010.deleting").mkdir(parents=True)
+    (folder / "step-00000010.deleting" / "notes.txt").write_text("mine")
+    for step in (10, 20):
+        save(store, step)
+    assert names(folder) == ["latest", "step-00000010.deleting", "step-00000020"]
+    assert names(folder / "step-00000010.deleting") == ["notes.txt"]
 
 
 WRITER = """
