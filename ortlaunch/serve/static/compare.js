@@ -1,11 +1,11 @@
 // The curves of a comparison: every plot has every run, and a run is shown or hidden in all of them at once.
 import { call, say } from "./api.js";
-import { Plot, colour, dash, inOrder } from "./curves.js";
+import { Plot, Plots, colour, dash } from "./curves.js";
 import { element, plain } from "./format.js";
 
 const page = document.getElementById("compare");
-const holder = document.getElementById("plots");
-const plots = [];
+const FIRST_CURVES = 9;
+const plots = new Plots(FIRST_CURVES);
 
 const line = (at) => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -28,29 +28,22 @@ const begin = async () => {
     say(`${names[id] ?? id}: ${error.message}`, true);
     return { curves: {} };
   })));
-  const metrics = inOrder(new Set(answers.flatMap((one) => Object.keys(one.curves))));
-  for (const metric of metrics) {
+  const metrics = [...new Set(answers.flatMap((one) => Object.keys(one.curves)))];
+  plots.add(metrics.map((metric) => {
     const curves = answers.flatMap((one, at) => {
       const found = one.curves[metric];
       return found ? [{ label: plain(names[ids[at]] ?? ids[at]), at, steps: found.steps, values: found.values }] : [];
     });
-    const plot = new Plot(metric, curves, { fromZero: /^(throughput|memory|gpu)\//.test(metric) });
-    plots.push([metric, plot]);
-    holder.append(plot.place);
-  }
+    return [metric, new Plot(metric, curves, { fromZero: /^(throughput|memory|gpu)\//.test(metric) })];
+  }));
   const legend = document.getElementById("legend");
   ids.forEach((id, at) => {
     const box = element("input", { type: "checkbox", checked: true });
-    box.addEventListener("change", () => plots.forEach(([, plot]) => plot.hide(at, !box.checked)));
+    box.addEventListener("change", () => { for (const plot of plots.values()) plot.hide(at, !box.checked); });
     legend.append(element("label", {}, box, line(at), element("span", { text: plain(names[id] ?? id) })));
   });
   document.getElementById("no-curves").hidden = metrics.length > 0;
-  holder.dataset.ready = "yes";
+  plots.holder.dataset.ready = "yes";
 };
 
-const filter = document.getElementById("curve-filter");
-filter.addEventListener("input", () => {
-  const word = filter.value.trim().toLowerCase();
-  for (const [name, plot] of plots) plot.place.hidden = !name.toLowerCase().includes(word);
-});
 await begin();

@@ -12,7 +12,7 @@ const rank = (name) => {
   const found = FIRST.findIndex((kind) => kind.test(name));
   return found >= 0 ? found : FIRST.length + Number(name.startsWith("startup/"));
 };
-export const inOrder = (names) => [...names].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+const inOrder = (names) => [...names].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
 
 // Steps are whole numbers.
 const STEPS = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
@@ -135,6 +135,44 @@ export class Plot {
   resize() {
     const width = this.place.clientWidth;
     if (this.u && width && width !== this.u.width) this.u.setSize({ width, height: HEIGHT });
+  }
+}
+
+// The plots of a page: in order whenever their figures come, the first ones until somebody asks for all or for a name.
+export class Plots {
+  constructor(most) {
+    this.most = most;
+    this.shown = new Map();
+    this.holder = document.getElementById("plots");
+    this.filter = document.getElementById("curve-filter");
+    this.all = document.getElementById("all-curves");
+    this.filter.addEventListener("input", () => this.choose());
+    this.all.addEventListener("click", () => { this.most = Infinity; this.choose(); });
+  }
+
+  get(name) { return this.shown.get(name); }
+  values() { return this.shown.values(); }
+  get size() { return this.shown.size; }
+
+  // Adds plots, [[name, plot]].
+  add(added) {
+    for (const [name, plot] of added) this.shown.set(name, plot);
+    this.shown = new Map(inOrder(this.shown.keys()).map((name) => [name, this.shown.get(name)]));
+    [...this.shown.values()].forEach(({ place }, at) => {
+      if (this.holder.children[at] !== place) this.holder.insertBefore(place, this.holder.children[at] ?? null);
+    });
+    this.choose();
+  }
+
+  choose() {
+    const word = this.filter.value.trim().toLowerCase();
+    let shown = 0;
+    for (const [name, { place }] of this.shown) {
+      place.hidden = !name.toLowerCase().includes(word) || (!word && shown >= this.most);
+      if (!place.hidden) shown += 1;
+    }
+    this.all.hidden = Boolean(word) || this.size <= this.most;
+    this.all.textContent = `Show all ${this.size} curves`;
   }
 }
 
