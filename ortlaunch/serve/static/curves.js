@@ -138,21 +138,46 @@ export class Plot {
   }
 }
 
+// So many metrics are asked for at once; the server gives no more than 40.
+export const AT_ONCE = 30;
+
 // The plots of a page: in order whenever their figures come, the first ones until somebody asks for all or for a name.
 export class Plots {
   constructor(most) {
     this.most = most;
     this.shown = new Map();
+    this.lacking = [];
     this.holder = document.getElementById("plots");
     this.filter = document.getElementById("curve-filter");
     this.all = document.getElementById("all-curves");
-    this.filter.addEventListener("input", () => this.choose());
-    this.all.addEventListener("click", () => { this.most = Infinity; this.choose(); });
+    this.filter.addEventListener("input", () => { this.choose(); this.complete(); });
+    this.all.addEventListener("click", () => { this.most = Infinity; this.choose(); this.complete(); });
+  }
+
+  // Metrics without a plot yet, and `fetch`, which gives [[name, plot]] for some of them once somebody asks for more.
+  lack(names, fetch) {
+    this.lacking = names;
+    this.fetch = fetch;
+    this.choose();
+  }
+
+  lacks(name) { return this.lacking.includes(name); }
+
+  async complete() {
+    if (this.isCompleting) return;
+    this.isCompleting = true;
+    try {
+      while (this.lacking.length) {
+        const some = this.lacking.slice(0, AT_ONCE);
+        const found = await this.fetch(some);
+        this.lacking = this.lacking.slice(some.length);
+        this.add(found);
+      }
+    } finally { this.isCompleting = false; }
   }
 
   get(name) { return this.shown.get(name); }
   values() { return this.shown.values(); }
-  get size() { return this.shown.size; }
 
   // Adds plots, [[name, plot]].
   add(added) {
@@ -171,8 +196,9 @@ export class Plots {
       place.hidden = !name.toLowerCase().includes(word) || (!word && shown >= this.most);
       if (!place.hidden) shown += 1;
     }
-    this.all.hidden = Boolean(word) || this.size <= this.most;
-    this.all.textContent = `Show all ${this.size} curves`;
+    const size = this.shown.size + this.lacking.length;
+    this.all.hidden = Boolean(word) || size <= this.most;
+    this.all.textContent = `Show all ${size} curves`;
   }
 }
 

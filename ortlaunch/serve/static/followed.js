@@ -1,5 +1,5 @@
 // The curves, logs and configuration of a run that has a folder.
-import { call, working } from "./api.js";
+import { call, say, working } from "./api.js";
 import { Plot, Plots } from "./curves.js";
 import { element, plain } from "./format.js";
 import { Log } from "./log.js";
@@ -16,15 +16,21 @@ const made = (name, curve) => [name, new Plot(name, [{ label: "", at: 0, ...curv
 
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);
-  const curves = Object.entries(answer.curves);
-  plots.add(curves.map(([name, curve]) => made(name, curve)));
-  nothing.hidden = curves.length > 0;
+  const plotted = ({ curves }) => Object.entries(curves).map(([name, curve]) => made(name, curve));
+  plots.add(plotted(answer));
+  plots.lack(answer.names.filter((name) => !(name in answer.curves)), async (names) => {
+    try {
+      return plotted(await call("GET", `${path}/metrics?names=${encodeURIComponent(names.join(","))}`));
+    } catch (error) { say(error.message, true); return []; }
+  });
+  nothing.hidden = answer.names.length > 0;
   return answer.offset;
 };
 
 const take = ({ points, rewound }) => {
   if (rewound !== undefined && rewound !== null) for (const plot of plots.values()) plot.rewind(rewound);
-  const found = Object.entries(points ?? {});
+  // What somebody asks for later comes then as a whole.
+  const found = Object.entries(points ?? {}).filter(([name]) => !plots.lacks(name));
   const added = found.filter(([name]) => !plots.get(name));
   if (added.length) plots.add(added.map(([name]) => made(name, { steps: [], values: [] })));
   for (const [name, values] of found) plots.get(name).add(0, values);

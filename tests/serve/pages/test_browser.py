@@ -198,6 +198,21 @@ def test_what_comes_while_a_page_is_open_looks_as_it_does_on_one_that_is_opened_
     assert live == ready(page).locator("#plots h3").all_text_contents()
 
 
+def test_every_curve_is_found_also_where_a_run_has_more_than_come_at_once(ada: Person, site: Site) -> None:
+    with Journal(site.ended / "journal.jsonl") as journal:
+        journal.metrics(STEPS, {f"many/{number}": 1.0 for number in range(10, 70)})
+    page = ready(ada.tab(run_path(site.ended)))
+    names = site.server.ask("GET", f"/api{run_path(site.ended)}/metrics").json["names"]
+    page.get_by_role("button", name=f"Show all {len(names)} curves").click()
+    expect(page.get_by_role("region", name="many/69")).to_be_visible()
+    assert sorted(page.locator("#plots h3").all_text_contents()) == sorted(names)
+    ids = ",".join(run_path(one).rpartition("/")[2] for one in (site.ended, site.running))
+    page.goto(f"{site.server.url}/compare?ids={ids}")
+    page.wait_for_selector('#plots[data-ready="yes"]')
+    page.locator("#curve-filter").fill("many/69")
+    expect(page.get_by_role("region", name="many/69")).to_be_visible()
+
+
 def test_a_page_that_was_opened_before_the_workers_wrote_turns_to_their_log(ada: Person, site: Site) -> None:
     logs = site.running / "logs"
     (logs / "relay.log").write_text("of the relay\n")
