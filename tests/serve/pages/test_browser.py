@@ -163,6 +163,22 @@ def test_a_rank_whose_log_comes_late_is_not_shown_under_another_one(ada: Person,
     assert lines[-1] == "line 2999" and "of rank 1" not in lines
 
 
+def test_a_log_without_a_line_says_so(ada: Person, site: Site) -> None:
+    log = site.ended / "logs" / "rank-3.log"
+    log.touch()
+    try:
+        page = ready(ada.tab(run_path(site.ended)))
+        page.locator("[name=rank]").select_option("3")
+        ready(page)
+        written = "() => getComputedStyle(document.querySelector('.log'), '::before').content"
+        until(lambda: "Nothing has been printed so far" in page.evaluate(written))
+        page.locator("[name=rank]").select_option("0")
+        ready(page)
+        assert "Nothing" not in page.evaluate(written)
+    finally:
+        log.unlink()
+
+
 def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
     page = ready(ada.tab(run_path(site.running)))
     expect(page.locator("#panel [data-cell=step]")).to_have_text(f"1 / {STEPS}")
