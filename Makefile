@@ -126,7 +126,7 @@ check-layers: $(PACKAGES)
 docs: $(PACKAGES)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-## docs-pictures: take the pictures of the service's pages in docs/images again, with Debian's chromium
+## docs-pictures: take the pictures of a comparison and of the service's pages in docs/images again, with Debian's chromium
 docs-pictures: $(INSTALLED)
 	$(BIN)/python -m tests.serve.pages.pictures
 

@@ -98,6 +98,9 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
         notes.append(f"the last {counted(last, 'run')}{' and the baseline' if is_older else ''} only: more by --last N")
     if is_older:
         rows.insert(0, base)
+    elif not selection.runs and not swept:
+        # Nobody has given these runs an order, and a ratio is read against the row above it.
+        rows.sort(key=lambda row: row.run_id != base.run_id)
     return Chosen(rows, base.run_id, notes, why)
 
 

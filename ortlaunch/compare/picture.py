@@ -124,6 +124,8 @@ def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours:
     axis.set_yticklabels([_short(group.label) for _, group in shown], parse_math=False, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(left=0)
+    # More numbers of six digits would touch each other.
+    axis.locator_params(axis="x", nbins=5)
     axis.xaxis.set_major_formatter(_tick)
     axis.set_title(_BAR_TITLES[metric], fontsize=10)
     axis.grid(axis="x", alpha=0.3)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ortlaunch.base.tables import print_in_full_width
-from ortlaunch.base.text import public_text
+from ortlaunch.base.text import counted, public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
@@ -108,7 +108,7 @@ def difference_columns(comparison: Comparison) -> list[Column]:
             who.append(_listed(having))
         if len(found) > _MANY_VALUES:
             keys.append("")
-            values.append(f"and {len(found) - _MANY_VALUES} more values")
+            values.append(f"and {counted(len(found) - _MANY_VALUES, 'more value')}")
             who.append("")
     return [Column("differs", keys), Column("value", values, folds=True), Column("of", who, folds=True)]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ortlaunch.base.text import counted
-from ortlaunch.launch.memory.band import size
+from ortlaunch.launch.memory.band import MIB, size
 
 _STYLE = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red", "unknown": "bold"}
 _PARTS = {
@@ -47,7 +47,9 @@ def _parts(worker: dict[str, Any], title: str) -> Table:
     table.add_column(title)
     table.add_column("", justify="right")
     for key, text in _PARTS.items():
-        table.add_row(text, size(worker["parts"][key]))
+        count = worker["parts"][key]
+        # Of a small model's parameters 0 MiB would look as if they had been overlooked.
+        table.add_row(text, "under 1 MiB" if 0 < count < MIB else size(count))
     return table
 
 

@@ -120,8 +120,11 @@ def logs(arguments: list[str]) -> int:
     found = find_sources()
     if not found:
         raise RequestError(_no_log_message(folder, options))
-    for source in found:
-        _print_lines(source, is_wanted, options.lines, final=True)
+    printed = sum(_print_lines(source, is_wanted, options.lines, final=True) for source in found)
+    if not printed and options.log is None and options.grep is None and options.lines != 0:
+        who = "no worker" if options.rank == "all" else f"rank {options.rank}"
+        has = "has printed anything" if options.rank == "all" else "has printed nothing"
+        say(f"{who} {has}; the log steps: ortlaunch logs {folder.run_id} --log steps", file=sys.stderr)
     return 0
 
 
@@ -156,11 +159,18 @@ def _follow(
         time.sleep(_POLL_SECONDS)
 
 
-def _print_lines(source: Source, is_wanted: Callable[[str], bool], last: int | None, *, final: bool) -> None:
-    """Prints the wanted lines that came since the last call, only the last `last` of them unless it is None."""
+def _print_lines(source: Source, is_wanted: Callable[[str], bool], last: int | None, *, final: bool) -> int:
+    """Prints the wanted lines that came since the last call, only the last `last` of them unless it is None.
+
+    Returns:
+        How many there were.
+    """
     lines = (line for line in source.lines(final=final) if is_wanted(line))
+    printed = 0
     for line in lines if last is None else deque(lines, maxlen=last):
         print(source.label + log_line(line))
+        printed += 1
+    return printed
 
 
 def _source_finder(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:

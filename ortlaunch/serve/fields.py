@@ -34,7 +34,7 @@ CHOICES = "choices"
 _MEANINGS = {
     "model": "The model that is trained.",
     "data": "What it is trained on.",
-    "backend": "What computes it: ONNX Runtime, torch.compile or PyTorch as it is.",
+    "backend": "What computes it: ONNX Runtime, torch.compile or PyTorch as it is; `auto` finds out which is fastest.",
     "trainer": "How several workers train one model.",
     "optimizer": "What makes a step of the gradients.",
     "scheduler": "How the learning rate changes over the steps.",

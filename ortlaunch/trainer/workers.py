@@ -19,6 +19,8 @@ STORE = "ORTLAUNCH_STORE"
 """The variable that names the part of the store in which the workers of a process group find each other."""
 _NO_LIMIT = timedelta(days=365)
 _KEPT: list[dist.ProcessGroup] = []
+# torch 2.13 has given this collective another name, and warns of the old one in the log of every run.
+_gather_in_one = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Workers:
         if self.world_size == 1:
             return mine.unsqueeze(0).cpu()
         everyone = torch.empty(self.world_size * mine.numel(), dtype=mine.dtype, device=self.device)
-        dist.all_gather_into_tensor(everyone, mine)
+        _gather_in_one(everyone, mine)
         return everyone.view(self.world_size, -1).cpu()
 
 

@@ -301,7 +301,7 @@ class Schedule:
                 found.winner, found.ties = winner, [cell for cell in (best, *ties) if cell != winner]
                 found.dropped.pop(winner, None)
                 behind = [cell for cell in names if cell not in (best, *ties)]
-                found.dropped |= dict.fromkeys(behind, f"slower, by fewer than {LEAST_ROUNDS} rounds")
+                found.dropped |= dict.fromkeys(behind, f"slower, in fewer than {LEAST_ROUNDS} rounds")
                 return
             found.dropped[winner] = reason
             unfit.add(winner)

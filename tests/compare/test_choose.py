@@ -171,7 +171,7 @@ def test_the_baseline_stays_while_runs_are_added(store: MlflowConfig, make: Make
         make(f"eager-{number}", 1.0, tags={"backend": "eager"})
         make(f"ort-{number}", 2.0, tags={"backend": "ort"})
         make("typo", params={"model.name": "gpt22"}, status="FAILED")
-        assert baseline_of(store, experiment=experiment)[0] == "eager-0"
+        assert baseline_of(store, experiment=experiment)[0] == names(store, experiment=experiment)[0] == "eager-0"
     assert main(["--experiment", experiment], store.uri, "") == 0
     out = capsys.readouterr().out
     why = "the oldest eager run of gpt2 (the newest run's model) that finished"

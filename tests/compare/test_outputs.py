@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -154,6 +155,17 @@ def test_the_pictures_figures_stand_beside_the_bars() -> None:
         for text in axis.texts:
             place = text.get_window_extent()
             assert axis.get_window_extent().x1 < place.x0 and place.x1 <= figure.bbox.x1
+
+
+def test_the_numbers_below_a_bar_do_not_touch() -> None:
+    row = RunRow("n" * 30, "0" * 32, "FINISHED", tokens_per_second_median=20_600.0, samples_per_second_median=644.0)
+    figure = figure_of(compared([row], row.run_id, "u"), Curves([], [], 0))
+    figure.canvas.draw()
+    bars = figure.axes[0]
+    places = [label.get_window_extent() for label in bars.get_xticklabels()]
+    assert len(places) > 3
+    for left, right in itertools.pairwise(places):
+        assert right.x0 - left.x1 > 0.2 * left.width
 
 
 def test_a_curve_that_never_changes_does_not_lie_on_the_pictures_edge() -> None:

@@ -52,3 +52,8 @@ def test_it_takes_two_runs_and_no_more_than_fit(inside: InProcess, path: str, id
     answer = inside.client(inside.token("bob", Role.viewer)).get(path, params={"ids": ids})
     assert f"choose 2 to {MOST_COMPARED} runs to compare" in answer.text
     assert not inside.service.actor.calls
+
+
+def test_runs_of_one_name_are_told_apart_by_their_ids(inside: InProcess) -> None:
+    page = inside.client(inside.token("bob", Role.viewer)).get("/compare", params={"ids": IDS}).text
+    assert "gpt2-ort-ddp (00aa00)" in page and "gpt2-ort-ddp (00bb00)" in page

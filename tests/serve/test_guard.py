@@ -123,6 +123,12 @@ def test_a_route_with_two_roles_stops_the_start() -> None:
         require_roles(router.routes)
 
 
+def test_a_page_that_is_not_there_is_called_so(inside: InProcess) -> None:
+    answer = inside.client({"Accept": "text/html"}).get("/nosuch")
+    assert answer.status_code == 404
+    assert "The service has no page of this address: it may be misspelt." in answer.text
+
+
 def test_the_schema_is_for_those_logged_in(inside: InProcess) -> None:
     assert inside.client().get("/api/openapi.json").status_code == 401
     schema = inside.client().get("/api/openapi.json", headers=inside.token("ada", Role.admin)).json()

@@ -1,11 +1,15 @@
-"""The time limits of the workers' collectives."""
+"""The workers' collectives and their time limits."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import pytest
+import torch.distributed as dist
+
+from ortlaunch.estimate.pretend import join_nobody
 
 WORKER = """
 import os, sys, time
@@ -45,3 +49,13 @@ def test_a_collective_on_the_cpu_waits_for_a_worker_that_was_stopped(tmp_path, m
     ]
     said = [worker.communicate(timeout=200)[0] for worker in workers]
     assert said[0].startswith("done" if unlimited else "[") and ("Timed out" in said[0]) is not unlimited, said
+
+
+def test_gathering_writes_no_warning_of_torch_into_every_runs_log():
+    workers = join_nobody(2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert workers.gather([1.0, 2.0]).shape == (2, 2)
+    finally:
+        dist.destroy_process_group()

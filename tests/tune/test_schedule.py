@@ -110,7 +110,7 @@ def test_without_time_for_rounds_what_is_asked_is_kept_only_if_it_is_nearly_as_f
     assert len([1 for _, effort in trials if effort.stage == "round"]) < 2 * LEAST_ROUNDS
     assert (finding.winner, finding.ties) == (winner, ties)
     if winner == B:
-        assert finding.dropped[A] == "slower, by fewer than 3 rounds"
+        assert finding.dropped[A] == "slower, in fewer than 3 rounds"
 
 
 def test_equal_ones_are_not_measured_for_ever() -> None:

@@ -26,6 +26,9 @@ from ortlaunch.serve.unfit import unfit
 PAGE_ROWS = 50
 _MOST_NAMES = 40
 _FIRST = ("train/loss", "eval/loss", "throughput/tokens_per_second", "throughput/samples_per_second", "train/lr")
+_CURVES = ("train/", "eval/", "throughput/", "memory/")
+_POINTS = ("startup/", "summary/", "goodput/")
+"""Metrics with one value each, of which there is no curve."""
 _LONGEST_TEXT = 200
 
 _curves = CurveCache()
@@ -87,7 +90,7 @@ def run_metrics(
         service: the service.
         caller: who asks.
         asked: the run's id.
-        names: the metrics; without any the first forty.
+        names: the metrics; without any the first forty, curves before single values.
         points: how many points a curve may have.
 
     Raises:
@@ -100,13 +103,20 @@ def run_metrics(
     try:
         if not wanted:
             known = _curves.curves(found.place, (), most)[1]
-            wanted = sorted(known, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+            wanted = sorted(known, key=_place)
         curves, known, offset = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
     except FileNotFoundError:
         return {"id": found.id, "curves": {}, "names": [], "offset": 0}
     except OSError as error:
         raise unfit(f"the journal cannot be read: {error.strerror}", None) from error
     return {"id": found.id, "curves": curves, "names": known, "offset": offset}
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """Where a metric comes among all of a run."""
+    if name in _FIRST:
+        return 0, _FIRST.index(name), name
+    return 1 if name.startswith(_CURVES) else 3 if name.startswith(_POINTS) else 2, 0, name
 
 
 def run_log(

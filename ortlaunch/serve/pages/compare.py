@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -32,6 +33,9 @@ def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
     with reading(service.engine) as session:
         rows = rows_of(session, {}, places.values())
     names = {one: rows[place]["name"] if place in rows else one for one, place in places.items()}
+    # The trials of a tuning, and runs that were made again, have one name.
+    often = {name for name, count in Counter(names.values()).items() if count > 1}
+    names = {one: f"{name} ({one.rpartition('-')[2]})" if name in often else name for one, name in names.items()}
     return render(request, "compare.html", caller, ids=asked, names=names)
 
 

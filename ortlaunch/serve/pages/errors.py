@@ -23,6 +23,9 @@ _TITLES = {
     503: "The service cannot do this now",
 }
 
+_IN_WORDS = {"Not Found": "the service has no page of this address: it may be misspelt"}
+"""Messages of the server that say no more than the title."""
+
 
 def error_page(request: Request, status: int, message: str) -> HTMLResponse:
     """Returns a refusal as a page.
@@ -49,7 +52,8 @@ def for_browsers(answer: Callable[[Request, Exception], Awaitable[Response]]) ->
         response = await answer(request, error)
         if response.status_code < 400 or not _is_for_person(request):
             return response
-        messages = [one["message"] for one in json.loads(bytes(response.body))["problems"]]
+        found = [one["message"] for one in json.loads(bytes(response.body))["problems"]]
+        messages = [_IN_WORDS.get(message, message) for message in found]
         status = response.status_code
         return await anyio.to_thread.run_sync(error_page, request, status, " ".join(messages))
 

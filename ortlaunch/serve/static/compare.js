@@ -1,11 +1,11 @@
 // The curves of a comparison: every plot has every run, and a run is shown or hidden in all of them at once.
 import { call, say } from "./api.js";
-import { Plot, colour, dash, inOrder } from "./curves.js";
+import { AT_ONCE, Plot, Plots, colour, dash } from "./curves.js";
 import { element, plain } from "./format.js";
 
 const page = document.getElementById("compare");
-const holder = document.getElementById("plots");
-const plots = [];
+const FIRST_CURVES = 9;
+const plots = new Plots(FIRST_CURVES);
 
 const line = (at) => {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -22,35 +22,58 @@ const line = (at) => {
 const ids = page.dataset.ids.split(",").filter(Boolean);
 // Many runs get fewer points each: a plot is no wider than some hundred pixels.
 const POINTS = ids.length > 6 ? 200 : 1000;
-const begin = async () => {
-  const names = JSON.parse(page.dataset.names);
-  const answers = await Promise.all(ids.map((id) => call("GET", `/api/runs/${encodeURIComponent(id)}/metrics?points=${POINTS}`).catch((error) => {
+const names = JSON.parse(page.dataset.names);
+const nameOf = (id) => plain(names[id] ?? id);
+const hidden = new Set();
+
+const curvesOf = async (id, more = "") => {
+  try {
+    return await call("GET", `/api/runs/${encodeURIComponent(id)}/metrics?points=${POINTS}${more}`);
+  } catch (error) {
     say(`${names[id] ?? id}: ${error.message}`, true);
-    return { curves: {} };
-  })));
-  const metrics = inOrder(new Set(answers.flatMap((one) => Object.keys(one.curves))));
-  for (const metric of metrics) {
-    const curves = answers.flatMap((one, at) => {
-      const found = one.curves[metric];
-      return found ? [{ label: plain(names[ids[at]] ?? ids[at]), at, steps: found.steps, values: found.values }] : [];
-    });
-    const plot = new Plot(metric, curves, { fromZero: /^(throughput|memory|gpu)\//.test(metric) });
-    plots.push([metric, plot]);
-    holder.append(plot.place);
+    return { curves: {}, names: [] };
   }
+};
+
+const begin = async () => {
+  const runs = await Promise.all(ids.map((id) => curvesOf(id)));
+  // A run that has more metrics than come at once may not have those of another one among them.
+  const fill = (metrics) => Promise.all(runs.map(async (run, at) => {
+    const missing = metrics.filter((metric) => run.names.includes(metric) && !(metric in run.curves));
+    for (let from = 0; from < missing.length; from += AT_ONCE) {
+      const some = missing.slice(from, from + AT_ONCE);
+      const { curves } = await curvesOf(ids[at], `&names=${encodeURIComponent(some.join(","))}`);
+      Object.assign(run.curves, curves);
+    }
+  }));
+  const plotted = async (metrics) => {
+    await fill(metrics);
+    return metrics.map((metric) => {
+      const curves = runs.flatMap((run, at) => {
+        const found = run.curves[metric];
+        return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values }] : [];
+      });
+      const plot = new Plot(metric, curves, { fromZero: /^(throughput|memory|gpu)\//.test(metric) });
+      hidden.forEach((at) => plot.hide(at, true));
+      return [metric, plot];
+    });
+  };
+  const first = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
+  plots.add(await plotted(first));
+  const all = [...new Set(runs.flatMap((run) => run.names))];
+  plots.lack(all.filter((metric) => !first.includes(metric)), plotted);
   const legend = document.getElementById("legend");
   ids.forEach((id, at) => {
     const box = element("input", { type: "checkbox", checked: true });
-    box.addEventListener("change", () => plots.forEach(([, plot]) => plot.hide(at, !box.checked)));
-    legend.append(element("label", {}, box, line(at), element("span", { text: plain(names[id] ?? id) })));
+    box.addEventListener("change", () => {
+      if (box.checked) hidden.delete(at);
+      else hidden.add(at);
+      for (const plot of plots.values()) plot.hide(at, !box.checked);
+    });
+    legend.append(element("label", {}, box, line(at), element("span", { text: nameOf(id) })));
   });
-  document.getElementById("no-curves").hidden = metrics.length > 0;
-  holder.dataset.ready = "yes";
+  document.getElementById("no-curves").hidden = all.length > 0;
+  plots.holder.dataset.ready = "yes";
 };
 
-const filter = document.getElementById("curve-filter");
-filter.addEventListener("input", () => {
-  const word = filter.value.trim().toLowerCase();
-  for (const [name, plot] of plots) plot.place.hidden = !name.toLowerCase().includes(word);
-});
 await begin();

@@ -1,6 +1,6 @@
 // The curves, logs and configuration of a run that has a folder.
-import { call, working } from "./api.js";
-import { Plot, inOrder } from "./curves.js";
+import { call, say, working } from "./api.js";
+import { Plot, Plots } from "./curves.js";
 import { element, plain } from "./format.js";
 import { Log } from "./log.js";
 import { subscribe } from "./stream.js";
@@ -9,62 +9,41 @@ import { subscribe } from "./stream.js";
 const FIRST_CURVES = 6;
 const FROM_ZERO = /^(throughput|memory|gpu)\//;
 const LOOK_AGAIN = 5000;
-const plots = new Map();
-const holder = document.getElementById("plots");
+const plots = new Plots(FIRST_CURVES);
 const nothing = document.getElementById("no-curves");
-const filter = document.getElementById("curve-filter");
-const all = document.getElementById("all-curves");
-let drawn = false;
-let most = FIRST_CURVES;
 
-const choose = () => {
-  const word = filter.value.trim().toLowerCase();
-  let shown = 0;
-  for (const [name, plot] of plots) {
-    plot.place.hidden = !name.toLowerCase().includes(word) || (!word && shown >= most);
-    if (!plot.place.hidden) shown += 1;
-  }
-  all.hidden = Boolean(word) || plots.size <= most;
-  all.textContent = `Show all ${plots.size} curves`;
-};
-filter.addEventListener("input", choose);
-all.addEventListener("click", () => { most = Infinity; choose(); });
-
-const plotOf = (name, curve) => {
-  if (!plots.has(name)) {
-    const plot = new Plot(name, [{ label: "", at: 0, ...curve }], { fromZero: FROM_ZERO.test(name) });
-    plots.set(name, plot);
-    holder.append(plot.place);
-    if (drawn) choose();
-  }
-  return plots.get(name);
-};
+const made = (name, curve) => [name, new Plot(name, [{ label: "", at: 0, ...curve }], { fromZero: FROM_ZERO.test(name) })];
 
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);
-  const names = inOrder(Object.keys(answer.curves));
-  for (const name of names) plotOf(name, answer.curves[name]);
-  drawn = true;
-  choose();
-  nothing.hidden = names.length > 0;
+  const plotted = ({ curves }) => Object.entries(curves).map(([name, curve]) => made(name, curve));
+  plots.add(plotted(answer));
+  plots.lack(answer.names.filter((name) => !(name in answer.curves)), async (names) => {
+    try {
+      return plotted(await call("GET", `${path}/metrics?names=${encodeURIComponent(names.join(","))}`));
+    } catch (error) { say(error.message, true); return []; }
+  });
+  nothing.hidden = answer.names.length > 0;
   return answer.offset;
 };
 
 const take = ({ points, rewound }) => {
   if (rewound !== undefined && rewound !== null) for (const plot of plots.values()) plot.rewind(rewound);
-  for (const [name, found] of Object.entries(points ?? {})) {
-    nothing.hidden = true;
-    plotOf(name, { steps: [], values: [] }).add(0, found);
-  }
+  // What somebody asks for later comes then as a whole.
+  const found = Object.entries(points ?? {}).filter(([name]) => !plots.lacks(name));
+  const added = found.filter(([name]) => !plots.get(name));
+  if (added.length) plots.add(added.map(([name]) => made(name, { steps: [], values: [] })));
+  for (const [name, values] of found) plots.get(name).add(0, values);
+  if (found.length) nothing.hidden = true;
 };
 
-// A run that has just begun has no log yet: the page is made anew when it has.
+// The workers of a run that has just begun have no log yet: the page is made anew when they have.
 let looked = 0;
-const lookForLogs = async (path) => {
+const lookForLogs = async (path, hasLog) => {
   if (Date.now() - looked < LOOK_AGAIN) return;
   looked = Date.now();
   const { ranks, logs } = await call("GET", path);
-  if (ranks.length || logs.length) location.reload();
+  if (ranks.length || (!hasLog && logs.length)) location.reload();
 };
 
 const compareWith = (path) => {
@@ -88,13 +67,14 @@ const compareWith = (path) => {
 export const follow = async (id, path, showState) => {
   const log = new Log(id, document.getElementById("log"));
   const hasLog = log.rank.value !== "";
+  const hasRanks = [...log.rank.options].some((one) => /^\d+$/.test(one.value));
   compareWith(path);
   const from = await draw(path);
   subscribe(`run:${id}@${from}`, (data) => {
     if (data.again) { location.reload(); return; }
     take(data);
     if (data.row) showState(data.row);
-    if (!hasLog) lookForLogs(path);
+    if (!hasRanks) lookForLogs(path, hasLog);
   });
   if (hasLog) await log.open();
 };

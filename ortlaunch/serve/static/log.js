@@ -33,6 +33,7 @@ export class Log {
   async open(offset = -CHUNK) {
     if (this.heard) unsubscribe(this.heard);
     this.box.replaceChildren();
+    this.isEmpty(false);
     this.box.dataset.ready = "";
     this.early = [];
     this.heard = this.topic;
@@ -44,6 +45,7 @@ export class Log {
     this.append(part.text);
     this.unfinished(part.rest);
     this.earlier.hidden = this.first === 0;
+    this.isEmpty(!this.box.childElementCount);
     this.box.dataset.ready = "yes";
     subscribe(`${this.topic}@${this.next}`, (data) => this.take(data));
   }
@@ -81,6 +83,9 @@ export class Log {
     } finally { this.filling = false; }
   }
 
+  // A box without a line looks like a page that does not work.
+  isEmpty(is) { this.box.dataset.note = is ? "Nothing has been printed so far." : ""; }
+
   // The last line of a program that has not ended it yet; it comes again when it is whole.
   unfinished(rest) {
     if (!rest) return;
@@ -93,6 +98,7 @@ export class Log {
   append(text) {
     if (!text) return;
     this.loose?.remove();
+    this.isEmpty(false);
     const lines = text.split("\n");
     if (lines.at(-1) === "") lines.pop();
     this.box.append(...lines.map((line) => element("div", { text: logLine(line) })));

@@ -15,6 +15,8 @@ export const fillIn = (place, row) => {
   write("step", row.steps ? `${count(row.step ?? 0)} / ${count(row.steps)}` : count(row.step));
   write("loss", row.diverged ? "NaN" : number(row.loss));
   write("rate", number(row.rate));
+  write("unit", row.rate === null ? "" : row.rate_unit);
+  write("rate-name", row.rate_unit || "Rate");
   write("left", row.seconds_left === null ? "" : `${duration(row.seconds_left)} left`);
   for (const bar of place.querySelectorAll("progress")) {
     bar.max = row.steps || 1;

@@ -34,17 +34,31 @@ page.addEventListener("click", (event) => {
   });
 });
 
+// What only the panel has, such as goodput and checkpoints, is no older than this while the run goes on.
+const PANEL_AGE = 60_000;
 let timer = 0;
+let renewed = Date.now();
+const renew = async () => {
+  renewed = Date.now();
+  const parts = [...page.querySelectorAll("#panel details[open][data-part]")].map((one) => one.dataset.part);
+  const focused = document.activeElement?.closest("#panel [data-act], #panel [data-part]")?.dataset;
+  await htmx.ajax("GET", `/runs/${encodeURIComponent(id)}/panel`, { target: "#panel", swap: "outerHTML" });
+  for (const part of parts) page.querySelector(`#panel [data-part="${part}"]`)?.setAttribute("open", "");
+  if (focused) page.querySelector(focused.act ? `#panel [data-act="${focused.act}"]` : `#panel [data-part="${focused.part}"] summary`)?.focus();
+};
 const refresh = () => {
   clearTimeout(timer);
-  timer = setTimeout(() => htmx.ajax("GET", `/runs/${encodeURIComponent(id)}/panel`, { target: "#panel", swap: "outerHTML" }), 700);
+  timer = setTimeout(renew, 700);
 };
 
 const state = () => page.querySelector('[data-cell="state"]').textContent;
+// A button that is at work must stay as it is.
+const isAged = () => Date.now() - renewed > PANEL_AGE && !document.hidden && !page.querySelector("#panel button[disabled]");
 const showState = (row) => {
   const before = state();
   fillIn(page, row);
   if (before !== state()) refresh();
+  else if (isAged()) renew();
 };
 
 if (hasFolder) {

@@ -41,6 +41,17 @@ def test_one_rank_and_a_pattern(run_dir, capsys) -> None:
     assert shown(capsys, "--grep", "nothing like it") == []
 
 
+def test_a_run_that_has_printed_nothing_says_where_its_steps_are(run_dir, capsys) -> None:
+    (run_dir / "logs" / "rank-0.log").write_text("")
+    assert logs(["abc123"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "rank 0 has printed nothing; the log steps: ortlaunch logs abc123 --log steps\n"
+    for arguments in (["--rank", "2"], ["--rank", "all"], ["--grep", "x"], ["--log", "steps"]):
+        assert logs(["abc123", *arguments]) == 0
+        assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("given", "count"), [("0", 0), ("1", 1), ("3", 3), ("99", 4)])
 def test_the_last_lines(run_dir, capsys, given: str, count: int) -> None:
     lines = ["zero a", "zero b", "--- attempt 1", "zero ünfinished"]

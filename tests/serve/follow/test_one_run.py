@@ -167,6 +167,13 @@ def test_names_of_curves_are_texts_without_secrets(viewer: TestClient, run_dir: 
     assert set(get(viewer, "")["metrics"]) == set(found["names"]) and "train/?" in found["names"]
 
 
+def test_of_many_metrics_the_curves_come_before_single_values(viewer: TestClient, run_dir: Path) -> None:
+    with Run(run_dir).journal() as journal:
+        journal.metrics(101, {f"goodput/{number}": 1.0 for number in range(40)} | {"train/grad_norm": 1.0})
+    found = get(viewer, "/metrics")
+    assert "train/grad_norm" in found["curves"] and "goodput/9" not in found["curves"]
+
+
 def test_curves_are_thinned_and_keep_their_peaks(viewer: TestClient, run_dir: Path) -> None:
     with Run(run_dir).journal() as journal:
         for step in range(101, 6000):

@@ -1,4 +1,4 @@
-"""Takes the pictures of the service's pages in docs/images, from a real service with a run that trains.
+"""Takes the pictures in docs/images: the page of a real bench, and the service's pages with a run that trains.
 
 ``python -m tests.serve.pages.pictures`` (``make docs-pictures``) needs Chromium and takes some minutes.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,9 @@ _RUNS = (
     ("nano-ort", {"backend": "ort", "train.steps": 60}),
     ("nano-lr", {"backend": "eager", "train.steps": 60, "optimizer.lr": 0.001}),
 )
+_BENCH = ("model=gpt2_nano", "backend=eager,ort", "trainer=ddp", "train.steps=100", "train.log_every=10", "device=cpu")
+_TOP = 700
+"""Pixels of the comparison that the documentation's first page shows."""
 _STEPS = 40
 """So many steps are in the curves."""
 _SECONDS = 600
@@ -36,8 +40,9 @@ _COLORS = 64
 
 
 def main() -> None:
-    """Starts the service, lets a run train, and replaces the pictures."""
+    """Runs a bench, starts the service, lets a run train, and replaces the pictures."""
     with tempfile.TemporaryDirectory(prefix="pictures-", ignore_cleanup_errors=True) as folder:
+        _take_comparison(Path(folder) / "bench")
         server = start(Path(folder), "--shared-account", "--slots=1")
         try:
             server.first_administrator("ada")
@@ -47,6 +52,25 @@ def main() -> None:
             for process in psutil.process_iter(["cmdline"]):
                 if folder in " ".join(process.info["cmdline"] or ()):
                     process.kill()
+
+
+def _take_comparison(folder: Path) -> None:
+    """The page of a comparison, as a browser shows the file."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "ortlaunch", "bench", *_BENCH, "repeat=3", "--html", "page.html"]
+    subprocess.run(command, cwd=folder, check=True)
+    page = folder / "page.html"
+    page.write_text(page.read_text().replace(str(folder), "/home/you/project"))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            shown = browser.new_page(viewport={"width": 960, "height": 1200}, color_scheme="light")
+            shown.goto(page.as_uri())
+            shown.locator("canvas").first.wait_for()
+            _save(shown, "compare")
+            _save(shown, "compare-top", _TOP)
+        finally:
+            browser.close()
 
 
 def _take(server: Server) -> None:
@@ -90,9 +114,15 @@ def _picture(browser: Browser, server: Server, path: str, name: str, width: int,
         page.locator(until).first.wait_for()
     # Curves and rows come by the event stream.
     page.wait_for_timeout(4000)
-    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(_COLORS)
-    image.save(IMAGES / f"{name}.png", optimize=True)
+    _save(page, name)
     context.close()
+
+
+def _save(page: Page, name: str, height: int | None = None) -> None:
+    """Writes what is seen of a page, or only so many pixels from its top."""
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    image = image.crop((0, 0, image.width, height or image.height)).quantize(_COLORS)
+    image.save(IMAGES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

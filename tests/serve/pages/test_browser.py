@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from ortlaunch.run.journal import Journal
 from tests.serve.pages.conftest import HOSTILE_LINE, STEPS, Person, Site
 from tests.serve.pages.test_render import COUNTS, DURATIONS, NUMBERS, SIZES
 from tests.support.service import PASSWORD
@@ -161,6 +163,22 @@ def test_a_rank_whose_log_comes_late_is_not_shown_under_another_one(ada: Person,
     assert lines[-1] == "line 2999" and "of rank 1" not in lines
 
 
+def test_a_log_without_a_line_says_so(ada: Person, site: Site) -> None:
+    log = site.ended / "logs" / "rank-3.log"
+    log.touch()
+    try:
+        page = ready(ada.tab(run_path(site.ended)))
+        page.locator("[name=rank]").select_option("3")
+        ready(page)
+        written = "() => getComputedStyle(document.querySelector('.log'), '::before').content"
+        until(lambda: "Nothing has been printed so far" in page.evaluate(written))
+        page.locator("[name=rank]").select_option("0")
+        ready(page)
+        assert "Nothing" not in page.evaluate(written)
+    finally:
+        log.unlink()
+
+
 def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
     page = ready(ada.tab(run_path(site.running)))
     expect(page.locator("#panel [data-cell=step]")).to_have_text(f"1 / {STEPS}")
@@ -182,6 +200,69 @@ def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
     page.locator(".found button").first.click()
     expect(page.locator(".log div").first).to_have_text("line 17")
     expect(page.locator(".log .hit")).to_have_count(1)
+
+
+def test_what_comes_while_a_page_is_open_looks_as_it_does_on_one_that_is_opened_later(ada: Person, site: Site) -> None:
+    page = ready(ada.tab(run_path(site.running)))
+    page.locator("#curve-filter").fill("/later")
+    with Journal(site.running / "journal.jsonl") as journal:
+        for name in ("startup", "goodput", "memory"):
+            journal.metrics(8, {f"{name}/later": 1.0})
+            expect(page.get_by_role("region", name=f"{name}/later")).to_be_visible()
+    live = page.locator("#plots h3").all_text_contents()
+    page.reload()
+    assert live == ready(page).locator("#plots h3").all_text_contents()
+
+
+def test_every_curve_is_found_also_where_a_run_has_more_than_come_at_once(ada: Person, site: Site) -> None:
+    with Journal(site.ended / "journal.jsonl") as journal:
+        journal.metrics(STEPS, {f"many/{number}": 1.0 for number in range(10, 70)})
+    page = ready(ada.tab(run_path(site.ended)))
+    names = site.server.ask("GET", f"/api{run_path(site.ended)}/metrics").json["names"]
+    page.get_by_role("button", name=f"Show all {len(names)} curves").click()
+    expect(page.get_by_role("region", name="many/69")).to_be_visible()
+    assert sorted(page.locator("#plots h3").all_text_contents()) == sorted(names)
+    ids = ",".join(run_path(one).rpartition("/")[2] for one in (site.ended, site.running))
+    page.goto(f"{site.server.url}/compare?ids={ids}")
+    page.wait_for_selector('#plots[data-ready="yes"]')
+    page.locator("#curve-filter").fill("many/69")
+    expect(page.get_by_role("region", name="many/69")).to_be_visible()
+
+
+def test_a_page_that_was_opened_before_the_workers_wrote_turns_to_their_log(ada: Person, site: Site) -> None:
+    logs = site.running / "logs"
+    (logs / "relay.log").write_text("of the relay\n")
+    (logs / "rank-0.log").rename(site.folder / "rank-0.log")
+    try:
+        page = ready(ada.tab(run_path(site.running)))
+        expect(page.locator("[name=rank]")).to_have_value("relay")
+    finally:
+        (site.folder / "rank-0.log").rename(logs / "rank-0.log")
+        (logs / "relay.log").unlink()
+    site.measure(9, 3.0)
+    expect(page.locator("[name=rank]")).to_have_value("0")
+
+
+def test_the_figures_that_only_the_panel_has_are_made_anew_each_minute(ada: Person, site: Site) -> None:
+    page = ada.tab("/tokens")
+    page.clock.install()
+    page.goto(f"{site.server.url}{run_path(site.running)}")
+    ready(page)
+    checkpoints = site.running / "checkpoints"
+    summary = page.locator("[data-part=checkpoints] summary")
+    try:
+        for number, text in ((1, "1 checkpoint"), (2, "2 checkpoints")):
+            (checkpoints / f"step-0000000{number}").mkdir(parents=True)
+            page.clock.run_for(61_000)
+            site.measure(10 + number, 3.0)
+            expect(summary).to_contain_text(text)
+            if number == 1:
+                summary.click()
+        # What somebody has opened stays open, and a keyboard stays where it was.
+        expect(page.locator("[data-part=checkpoints][open] table")).to_be_visible()
+        expect(summary).to_be_focused()
+    finally:
+        shutil.rmtree(checkpoints)
 
 
 def test_a_log_is_whole_after_the_server_was_killed_in_the_midst(ada: Person, site: Site) -> None:
@@ -370,6 +451,21 @@ def test_a_loss_that_is_no_number_stays_one_when_its_row_is_written_anew(ada: Pe
       });
     }""")
     assert written == ["NaN", "1.5", "\N{EN DASH}"]
+
+
+def test_a_rate_that_comes_later_has_its_unit(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    written = page.evaluate("""async () => {
+      const { fillIn } = await import("/static/row.js");
+      const place = document.createElement("div");
+      place.innerHTML = '<span data-cell="unit"></span><dt data-cell="rate-name">Rate</dt>';
+      const row = { state: "running", reason: "", position: null, step: 1, steps: 2, loss: 1, seconds_left: null };
+      return [[null, ""], [7, "samples/s"]].map(([rate, rate_unit]) => {
+        fillIn(place, { ...row, rate, rate_unit });
+        return [...place.children].map((cell) => cell.textContent);
+      });
+    }""")
+    assert written == [["", "Rate"], ["samples/s", "samples/s"]]
 
 
 def test_the_numbers_of_an_axis_differ(ada: Person) -> None:
