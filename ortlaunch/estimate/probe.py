@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -73,6 +74,15 @@ class ProcessMeter:
     def repeated(self, times: int) -> contextlib.AbstractContextManager[int]:
         """Nothing is repeated by itself. The first ones of the steps show most of what grows from step to step."""
         return contextlib.nullcontext(max(0, min(times, _FURTHER_STEPS)))
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `after` calls anything."""
+        return False
+
+    def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Nothing is counted."""
+        return contextlib.nullcontext()
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Nothing is made up: tensors have content."""
