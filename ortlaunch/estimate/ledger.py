@@ -224,7 +224,7 @@ def _use(tensors: int, resident: list[int]) -> Use:
 
 
 def _operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """Floating-point operations of a matrix product, a convolution or an attention; none of others."""
+    """Floating-point operations of a matrix product or a convolution; none of others, as the CPU's fused attention."""
     count = flop_registry.get(func.overloadpacket)
     return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
