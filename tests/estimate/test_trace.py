@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,6 +185,37 @@ def test_workers_with_the_same_copy_divide_its_writing(trainer: str, writers: in
     workers = Workers(0, 2, torch.device("cpu"), 1)
     config = to_config(compose(["model=mlp", f"trainer={trainer}", "backend=eager", "device=cpu"]))
     assert Rehearsal(config, workers, [{}], ProcessMeter(), is_fake=False)._writers == writers
+
+
+def test_a_worker_keeps_its_copy_until_the_first_one_has_written_a_larger_one() -> None:
+    sizes, written = [300, 100], []
+
+    class Meter(ProcessMeter):
+        copied = 0
+
+        @property
+        def now(self) -> Use:
+            return Use(self.copied, self.copied, self.copied, self.copied)
+
+        def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+            written.append(operations)
+            self.copied = 0
+            return contextlib.nullcontext()
+
+    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
+        meter.copied = sizes.pop(0)
+
+    meter = Meter()
+    config = to_config(
+        compose(["model=mlp", "trainer=single", "device=cpu", "train.steps=3", "train.checkpoint_every=2"])
+    )
+    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], meter, is_fake=False)
+    engine: Any = SimpleNamespace(
+        micro_step=lambda _batch, last: None, step=lambda: None, snapshot=snapshot, known_discarded=False
+    )
+    rehearsal._snapshot(engine)
+    rehearsal._snapshot(engine)
+    assert written[0] == written[1] > 0
 
 
 def test_the_ledger_tells_when_so_many_operations_are_made() -> None:
