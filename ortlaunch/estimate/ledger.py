@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from ortlaunch.estimate import workspace
 from ortlaunch.estimate.resident import Resident
@@ -56,6 +57,9 @@ class Ledger(TorchDispatchMode):
         self._tensors = 0
         self._peak = 0
         self._answers = False
+        self._operations_left = 0.0
+        self._act: Callable[[], None] | None = None
+        """What is done when none of these floating-point operations are left."""
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -79,6 +83,8 @@ class Ledger(TorchDispatchMode):
             # Before gloo's thread makes a copy, the calling one makes a tensor of the same size and does not use it.
             self._resident.skip(size)
             self._borrow(size, is_exchanged=True)
+        if self._act is not None:
+            self._made(_operations(func, args, kwargs, out))
         return out
 
     @property
@@ -96,6 +102,20 @@ class Ledger(TorchDispatchMode):
         """Within it is a step; what its tensors do to the allocator is repeated after it, so that no step is left."""
         with self._resident.repeated(times):
             yield 0
+
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `after` calls anything."""
+        return True
+
+    @contextlib.contextmanager
+    def after(self, operations: float, act: Callable[[], None]) -> Iterator[None]:
+        """Within it, something is done once, as soon as so many floating-point operations are made."""
+        self._operations_left, self._act = operations, act
+        try:
+            yield
+        finally:
+            self._act = None
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -144,6 +164,12 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
+
+    def _made(self, operations: float) -> None:
+        self._operations_left -= operations
+        if self._act is not None and self._operations_left <= 0:
+            act, self._act = self._act, None
+            act()
 
     def _borrow(self, size: int, *, is_exchanged: bool = False) -> None:
         """Counts bytes that an operation holds only while it runs."""
@@ -195,6 +221,12 @@ class Ledger(TorchDispatchMode):
 
 def _use(tensors: int, resident: list[int]) -> Use:
     return Use(tensors, tensors, int(statistics.median(resident)), max(resident))
+
+
+def _operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    """Floating-point operations of a matrix product or a convolution; none of others, as the CPU's fused attention."""
+    count = flop_registry.get(func.overloadpacket)
+    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
 def _fills_memory() -> bool:

@@ -13,9 +13,11 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -43,6 +45,15 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
+class Peak(NamedTuple):
+    """The memory of a process in one phase, in bytes."""
+
+    least: int
+    """Without the step beside which the copy of a checkpoint is by chance."""
+    most: int
+    """The largest that was measured."""
+
+
 class ProcessMeter:
     """The resident memory of this process; its peak is the kernel's."""
 
@@ -64,13 +75,22 @@ class ProcessMeter:
         """Nothing is repeated by itself. The first ones of the steps show most of what grows from step to step."""
         return contextlib.nullcontext(max(0, min(times, _FURTHER_STEPS)))
 
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `after` calls anything."""
+        return False
+
+    def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Nothing is counted."""
+        return contextlib.nullcontext()
+
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Nothing is made up: tensors have content."""
         return contextlib.nullcontext()
 
 
-def phases(config: Config, world_size: int) -> dict[str, int]:
-    """Takes the phases of a run, and returns the peak of this process in each of them in bytes.
+def phases(config: Config, world_size: int) -> dict[str, Peak]:
+    """Takes the phases of a run, and returns the peak of this process in each of them.
 
     Args:
         config: the run's configuration, with ``backend=ort`` or ``backend=compile``.
@@ -95,7 +115,11 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
         with replacements(), exchange.held(), exporting_anew():
             found = Rehearsal(config, workers, batches, meter, is_fake=False).trace()
         del held_out
-    return {name: use.most for name, use in {OPENING: opening, **found.phases}.items()}
+    peaks = {name: Peak(use.least, use.most) for name, use in {OPENING: opening, **found.phases}.items()}
+    if "end" in peaks and "checkpoint" in peaks:
+        # The allocator may keep the copy's memory to the end.
+        peaks["end"] = Peak(min(peaks["end"].least, peaks["checkpoint"].least), peaks["end"].most)
+    return peaks
 
 
 def _unhindered(backend: OrtConfig) -> OrtConfig:

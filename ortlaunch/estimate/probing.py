@@ -25,14 +25,14 @@ from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
-from ortlaunch.estimate.probe import REQUEST
+from ortlaunch.estimate.probe import REQUEST, Peak
 from ortlaunch.launch.memory.band import MIB, Band
 from ortlaunch.launch.memory.cache import count, read_own, write_own
 from ortlaunch.launch.memory.question import key_of
 from ortlaunch.launch.report_process import REFUSED, REPORT
 
-Points = dict[int, dict[str, int]]
-"""The peak of each phase in bytes, by the micro-batch."""
+Points = dict[int, dict[str, Peak]]
+"""The peak of each phase, by the micro-batch."""
 
 _SHARE = 0.7
 """Share of the free memory that a probe may take; other processes may need some meanwhile."""
@@ -82,14 +82,19 @@ class Line:
         return {phase: self._band(phase, size, beside) for phase in self._points[self.sizes[0]]}
 
     def _band(self, phase: str, size: int, beside: int) -> Band:
-        nearest = sorted(self._points, key=lambda one: abs(one - size))[0]
-        first, second = sorted(self._points, key=lambda one: (abs(one - size), one))[:2]
-        known = self._points[nearest][phase]
+        least, spread_of_least = self._at(size, {one: peaks[phase].least for one, peaks in self._points.items()})
+        middle, spread = self._at(size, {one: peaks[phase].most for one, peaks in self._points.items()})
+        low = min(least - spread_of_least, middle - spread)
+        return Band(beside + max(0, low), beside + middle, beside + middle + spread)
+
+    @staticmethod
+    def _at(size: int, known: Mapping[int, int]) -> tuple[int, int]:
+        """The bytes with a micro-batch by those with others, and how much more or less they may be."""
+        first, second = sorted(known, key=lambda one: (abs(one - size), one))[:2]
         # A larger micro-batch does not need less; what is measured so is noise.
-        slope = max(0.0, (self._points[second][phase] - self._points[first][phase]) / (second - first))
-        middle = max(0, int(known + slope * (size - nearest)))
-        spread = int(_SPREAD * middle + _SPREAD_OF_SLOPE * abs(middle - known)) + _CHANCE
-        return Band(beside + max(0, middle - spread), beside + middle, beside + middle + spread)
+        slope = max(0.0, (known[second] - known[first]) / (second - first))
+        found = max(0, int(known[first] + slope * (size - first)))
+        return found, int(_SPREAD * found + _SPREAD_OF_SLOPE * abs(found - known[first])) + _CHANCE
 
 
 def line_of(config: Config, workers: int, nodes: int, *, may_probe: bool) -> Line | None:
@@ -158,7 +163,7 @@ class NoMemoryError(RequestError):
     """A probe needs more memory than is free."""
 
 
-def _probed(config: Config, size: int, world_size: int) -> dict[str, int]:
+def _probed(config: Config, size: int, world_size: int) -> dict[str, Peak]:
     """The peak of each phase with a micro-batch, measured in a process of its own.
 
     Raises:
@@ -216,7 +221,7 @@ def _points(content: object) -> Points:
     return found if len(names) == 1 else {}
 
 
-def _phases(content: object) -> dict[str, int]:
+def _phases(content: object) -> dict[str, Peak]:
     if not isinstance(content, Mapping) or not content:
         raise ValueError("these are no phases")
-    return {str(name): count(size) for name, size in content.items()}
+    return {str(name): Peak(*map(count, sizes)) for name, sizes in content.items()}

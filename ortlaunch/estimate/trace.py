@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,6 @@ from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
-from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.checkpoint.host import HostMemory
@@ -37,8 +36,9 @@ OTHERS_CHECKPOINT = "checkpoint of the other workers"
 """The phase in which another worker than the first one makes its part of a checkpoint, where that is another part."""
 _NOWHERE = Path("/nonexistent")
 """Where the trace would write; it writes nothing."""
-_WRITTEN_PER_SECOND = 900e6
-"""Bytes of a checkpoint at best: torch.save took 0.42 s of processor time for 376 MB, without the disk."""
+_WRITTEN_PER_SECOND = 450e6
+"""Bytes of a checkpoint, roughly, by processor time and without the disk: 643 MB took 1.4 s. Into files in whose place
+others of the same size had just been removed it took 0.3 s, because the kernel had their pages at hand."""
 _OPERATIONS_PER_SECOND = 50e9
 """Of a core in a training step, roughly."""
 _SLOWER = 5
@@ -139,6 +139,15 @@ class Meter(Protocol):
         """Within it is a step, which is repeated so many times after it; returns how many of them are left to take."""
         ...
 
+    @property
+    def counts_operations(self) -> bool:
+        """Whether `after` calls anything."""
+        ...
+
+    def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Within it, something is done once, as soon as so many floating-point operations are made."""
+        ...
+
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a value that Python reads from a tensor may be made up."""
         ...
@@ -167,12 +176,12 @@ class Rehearsal:
         self._batch = batches[0]
         self._batches = list(batches)
         self._backend = BackendRun()
-        self._samples = config.train.batch_size * config.train.grad_accumulation
-        """Of a step of the run."""
-        self._operations = 0.0
-        """Floating-point operations of a sample."""
         self._evaluations = 0
         """How often the model was evaluated."""
+        self._copied = 0
+        """Bytes of the largest copy for a checkpoint."""
+        self._writers = workers.world_size if config.trainer.name == "ddp" else 1
+        """Workers that have the same copy, and divide its writing among them."""
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
@@ -197,11 +206,11 @@ class Rehearsal:
         self._evaluation(engine)
         self._checkpoint(engine)
         self._end(engine)
+        self._checkpoint_at_most(engine)
         return Trace(parts, self._phases)
 
     def _start(self, model: torch.nn.Module) -> Engine:
         task: Task = make_task(model, self._batch)
-        self._operations = flops_per_sample(model, task, self._batch)
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
@@ -303,15 +312,39 @@ class Rehearsal:
     def _checkpoint(self, engine: Engine) -> None:
         if self._config.train.checkpoint_every is None:
             return
+        self._phases |= self._snapshots(engine)
+        self._meter.take_peak()  # The copy is gone only now.
+
+    def _checkpoint_at_most(self, engine: Engine) -> None:
+        """The largest peak of a checkpoint whose copy may be gone within the next step.
+
+        It comes last, because the allocator keeps more of such a step than of one within which the copy is gone.
+        """
+        if self._config.train.copied_checkpoints() != 1 or not self._meter.counts_operations:
+            return
+        self._meter.take_peak()
+        for name, use in self._snapshots(engine, is_gone=False).items():
+            self._phases[name] = replace(self._phases[name], most=max(self._phases[name].most, use.most))
+
+    def _snapshots(self, engine: Engine, *, is_gone: bool = True) -> dict[str, Use]:
+        """The peaks of a checkpoint of another worker, where that is another part, and of the first one."""
+        first = self._snapshot(engine, is_gone=is_gone)
+        self._meter.take_peak()  # What it has made is gone only now.
+        others: dict[str, Use] = {}
         if self._workers.world_size > 1:
             with as_another_worker(engine) as differs:
                 if differs:
-                    self._phases[OTHERS_CHECKPOINT] = self._snapshot(engine)
-        self._phases["checkpoint"] = self._snapshot(engine)
-        self._meter.take_peak()  # The copy is gone only now.
+                    others[OTHERS_CHECKPOINT] = self._snapshot(engine, is_gone=is_gone)
+        return others | {"checkpoint": first}
 
-    def _snapshot(self, engine: Engine) -> Use:
-        """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing."""
+    def _snapshot(self, engine: Engine, *, is_gone: bool = True) -> Use:
+        """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing.
+
+        Args:
+            engine: makes the checkpoint.
+            is_gone: whether the only copy of a run is gone as soon as it is written, supposed that the meter knows how
+                much of the step comes before. Otherwise it is there to the step's end.
+        """
         train, memory = self._config.train, HostMemory()
         copies = train.copied_checkpoints()
         if self._compares_after_evaluations and compares_beside_copy(train):
@@ -319,20 +352,20 @@ class Rehearsal:
         before = self._meter.now.tensors
         with self._made_up(), memory.copying(keep=copies > 1):
             write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
-        copied = self._meter.now.tensors - before
+        # A worker keeps its copy until the others have written theirs too, and the first one's is the largest.
+        self._copied = max(self._copied, self._meter.now.tensors - before)
         alone = self._meter.take_peak()
         if copies == 0:
             return alone
-        self._step(engine)
         if copies == 1:
-            together = self._meter.take_peak()
+            # How far the step comes while the copy is written is chance. At least is what is there without the step.
+            held = [write]
             del write
-            if copied / _WRITTEN_PER_SECOND > self._seconds():
-                # So many bytes are still being written at the step's end.
-                return replace(_larger(alone, together), least=alone.least)
-            # The copy is written while the step is taken. Whether it is gone before the step's peak is chance.
-            tensors, process = (alone.tensors + together.tensors) // 2, (alone.process + together.process) // 2
-            return Use(alone.least, tensors, process, together.most)
+            while_written = self._operations_in(self._copied / self._writers / _WRITTEN_PER_SECOND)
+            with self._meter.after(while_written, held.clear) if is_gone else contextlib.nullcontext():
+                self._step(engine)
+            return replace(_larger(alone, self._meter.take_peak()), least=alone.least)
+        self._step(engine)
         # Its memory stays for the next checkpoint, beside all that comes before that.
         self._recheck()
         if self._compares_after_evaluations:
@@ -342,11 +375,11 @@ class Rehearsal:
             self._evaluate(engine)
         return _larger(alone, self._meter.take_peak())
 
-    def _seconds(self) -> float:
-        """The time of a step, roughly."""
+    def _operations_in(self, seconds: float) -> float:
+        """Floating-point operations of a step in so many seconds, roughly."""
         precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(self._config.train.precision)
         slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
-        return self._operations * self._samples * slower / (_OPERATIONS_PER_SECOND * self._workers.threads)
+        return seconds * _OPERATIONS_PER_SECOND * self._workers.threads / slower
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:

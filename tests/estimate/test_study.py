@@ -9,6 +9,7 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.estimate.probe import Peak
 from ortlaunch.estimate.probing import Line
 from ortlaunch.estimate.study import Found, Study
 from ortlaunch.launch.memory.band import MIB, Band
@@ -38,7 +39,7 @@ def test_a_micro_batch_far_from_the_probes_is_called_likely(
     study._traces = SimpleNamespace(beside=0)
     study._possible = [study._config]
     study._request = SimpleNamespace(limit=limit * MIB, world_size=1)
-    study._lines = {"ort": Line({size: {"step": (100 + 10 * size) * MIB} for size in (128, 256)})}
+    study._lines = {"ort": Line({size: {"step": Peak(*2 * [(100 + 10 * size) * MIB])} for size in (128, 256)})}
     study._found_asked = SimpleNamespace(trace=None)
     assert study._likely(largest) == likely
     change = study._nearest_change(lambda: 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.estimate import trace as trace_module
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import join_nobody, replacements
 from ortlaunch.estimate.probe import ProcessMeter
@@ -154,20 +156,82 @@ def test_the_last_checkpoint_and_the_weights_are_written_without_a_copy() -> Non
 
 
 def test_a_checkpoint_between_steps_may_be_in_memory_with_the_next_step_or_be_written_before() -> None:
-    # A step of so many samples takes longer than the writing.
+    # The copy is written within the first operations of so many samples.
     use = traced("train.checkpoint_every=2", "train.steps=4", "train.batch_size=100000").phases["checkpoint"]
     assert 6 * PARAMETERS <= use.least < 6.5 * PARAMETERS
     assert use.least < use.tensors < use.process < use.most
     assert use.most > 7 * PARAMETERS
 
 
-def test_a_copy_whose_writing_takes_longer_than_a_step_is_there_beside_it() -> None:
-    words = ("train.checkpoint_every=2", "train.steps=4")
-    use = traced(*words).phases["checkpoint"]
-    by_chance = traced(*words, "train.batch_size=100000").phases["checkpoint"]
-    assert use.tensors > 7 * PARAMETERS > by_chance.tensors
-    assert by_chance.process < use.process <= use.most == by_chance.most
-    assert use.least == by_chance.least
+@pytest.mark.parametrize(
+    ("bytes_per_second", "at_peak"),
+    [(1.0, 7), (1e15, 6)],
+    ids=["longer than the step", "within its first operation"],
+)
+def test_a_copy_is_there_beside_a_step_until_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, bytes_per_second: float, at_peak: int
+) -> None:
+    """Weights, the optimizer's two states and their copies are six times the weights; gradients come on top of them."""
+    monkeypatch.setattr(trace_module, "_WRITTEN_PER_SECOND", bytes_per_second)
+    use = traced("train.checkpoint_every=2", "train.steps=4").phases["checkpoint"]
+    assert at_peak * PARAMETERS < use.tensors < (at_peak + 0.5) * PARAMETERS
+    # Neither chance nor the writing's speed changes the limits.
+    assert 6 * PARAMETERS <= use.least < 6.5 * PARAMETERS
+    assert use.most > 7 * PARAMETERS
+
+
+@pytest.mark.parametrize(("trainer", "writers"), [("single", 1), ("ddp", 2), ("deepspeed", 1)])
+def test_workers_with_the_same_copy_divide_its_writing(trainer: str, writers: int) -> None:
+    workers = Workers(0, 2, torch.device("cpu"), 1)
+    config = to_config(compose(["model=mlp", f"trainer={trainer}", "backend=eager", "device=cpu"]))
+    assert Rehearsal(config, workers, [{}], ProcessMeter(), is_fake=False)._writers == writers
+
+
+def test_a_worker_keeps_its_copy_until_the_first_one_has_written_a_larger_one() -> None:
+    sizes, written = [300, 100], []
+
+    class Meter(ProcessMeter):
+        copied = 0
+
+        @property
+        def now(self) -> Use:
+            return Use(self.copied, self.copied, self.copied, self.copied)
+
+        def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+            written.append(operations)
+            self.copied = 0
+            return contextlib.nullcontext()
+
+    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
+        meter.copied = sizes.pop(0)
+
+    meter = Meter()
+    config = to_config(
+        compose(["model=mlp", "trainer=single", "device=cpu", "train.steps=3", "train.checkpoint_every=2"])
+    )
+    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], meter, is_fake=False)
+    engine: Any = SimpleNamespace(
+        micro_step=lambda _batch, last: None, step=lambda: None, snapshot=snapshot, known_discarded=False
+    )
+    rehearsal._snapshot(engine)
+    rehearsal._snapshot(engine)
+    assert written[0] == written[1] > 0
+
+
+def test_the_ledger_tells_when_so_many_operations_are_made() -> None:
+    """A product of matrices of n rows takes 2 n³ operations."""
+    matrix = torch.ones(10, 10)
+    products: list[torch.Tensor] = []
+    before: list[int] = []
+    with Ledger() as ledger:
+        with ledger.after(3000, lambda: before.append(len(products))):
+            for _ in range(4):
+                products.append(matrix @ matrix + matrix)
+        assert before == [1]
+        with ledger.after(3000, lambda: before.append(len(products))):
+            products.append(matrix @ matrix)
+        products.append(matrix @ matrix)
+    assert before == [1]
 
 
 def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint() -> None:
@@ -180,7 +244,8 @@ def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint(
     # The step's gradients come on top of the state and its copy for certain, and no more than by chance before.
     assert always.least == always.tensors > 7 * PARAMETERS
     assert once.least < 6.5 * PARAMETERS
-    assert always.most == pytest.approx(once.most, rel=0.02)
+    # The one comes after a step more, and holes grow from step to step.
+    assert always.most == pytest.approx(once.most, rel=0.1)
     assert kept["end"].tensors < 3.5 * PARAMETERS
 
 
