@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow
 from ortlaunch.models import modes
@@ -257,7 +258,7 @@ class _Training:
         if trains is not self._was_training:
             self._was_training = trains
             self._turns[trains] += 1
-            is_in_turn = trains and self._turns[trains] & (self._turns[trains] - 1) == 0
+            is_in_turn = trains and is_power_of_two(self._turns[trains])
             self._due[trains] += self._rechecks.after_evaluations and (is_in_turn or self._has_own_modes)
         due = self._due[trains] + (self._rechecks.asked if trains else 0)
         place = id(ort_module), trains
