@@ -104,6 +104,30 @@ def trained(model: nn.Module, *, torch_kernels: bool = True) -> nn.Module:
     return wrapped
 
 
+class Recurrent(Net):
+    """Drops out between layers, and whole channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.GRU(16, 16, 2, dropout=0.3, batch_first=True)
+        self.channels = nn.Dropout1d(0.4)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.channels(self.layers(hidden[None].expand(2, -1, -1))[0].transpose(1, 2))[0].T
+
+
+def test_dropout_between_layers_and_of_channels_is_off_in_a_comparison() -> None:
+    torch.manual_seed(0)
+    model, data = Recurrent(), drawn()
+    wrapped, task = trained(model), make_task(model, drawn()[0])
+    compared = Gradients(wrapped, task, contextlib.nullcontext, ModelState(model))
+    gradients: dict[str, torch.Tensor] = {}
+    loss = compared._under_ort(data[1], gradients.__setitem__)
+    expected: dict[str, torch.Tensor] = {}
+    torch.testing.assert_close(loss, compared._computed(model, data[1], expected.__setitem__))
+    torch.testing.assert_close(gradients, expected)
+
+
 def test_a_model_that_has_changed_is_exported_again_within_a_comparison() -> None:
     model, data = Net(), drawn()
     wrapped = trained(model)

@@ -122,7 +122,7 @@ class Describe:
             raise NotCacheableError(f"{where} is a {kind.__qualname__}, which stands for another object")
         if id(value) in self.names:
             return ["of the model", self.names[id(value)]]
-        if isinstance(value, torch.nn.Module) and self._must_be_complete:
+        if isinstance(value, torch.nn.Module) and (self._must_be_complete or _is_wrapper(kind)):
             raise NotCacheableError(f"{where} holds a module that is not registered")
         if isinstance(value, types.ModuleType):
             return self.reached.module(where, value)
@@ -355,6 +355,11 @@ def _is_of_c(cls: type) -> bool:
         if isinstance(value, types.BuiltinFunctionType) and value.__self__ is cls:
             return True
     return False
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Whether a class of modules is ORTModule or one of ours: what they hold is no state of the model."""
+    return kind.__module__.partition(".")[0] in ("onnxruntime", "ortlaunch")
 
 
 def _is_of_torch(owner: Any) -> bool:

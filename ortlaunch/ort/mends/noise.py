@@ -33,6 +33,10 @@ _INT64 = 7
 """ONNX's code of the dtype."""
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
+MASK = "ortlaunch::mask"
+"""The operator of a dropout's mask; its second input is the rate, as `exact` writes it."""
+NO_RATE = [0]
+"""A rate of zero as `exact` writes it."""
 _NAMES = ("rand", "randn")
 _DRAWN: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x.uniform_(), lambda x: x.normal_())
 _FILLS: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
@@ -78,6 +82,14 @@ def _kept(x: Tensor, rate: list[int], per_feature: bool, layout: list[int], afte
     (share,) = numbers(rate) or [0.0]
     mask = x.new_empty(_features(list(x.shape), rate, per_feature)) if per_feature else _empty(x, layout)
     return mask.bernoulli_(1.0 - share)
+
+
+@torch_node("Tensor x, int[] rate, bool per_feature, Tensor? after", shape=_features)
+def _mask(x: Tensor, rate: list[int], per_feature: bool, after: Tensor | None) -> Tensor:
+    """Returns what dropout multiplies each element or feature with: ones, without a draw, for a rate of zero."""
+    (share,) = numbers(rate) or [0.0]
+    mask = x.new_empty(_features(list(x.shape), rate, per_feature)) if per_feature else _empty(x, [])
+    return mask.bernoulli_(1.0 - share).div_(1.0 - share) if share else mask.fill_(1.0)
 
 
 @torch_node("Tensor x, int[] rate, int[] layout, Tensor? after")
@@ -202,10 +214,10 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
         return g.op("Mul", x, number(g, 0.0, x))
     known = sizes(x)
     dims = [*known[:2], *[1] * (len(known) - 2)] if per_feature else known
-    layout = _layout(g) if alpha and not per_feature else []
-    kept = _kept(g, x, exact([rate]), per_feature, layout, _last(g), dims=dims)
     if not alpha:
-        return g.op("Mul", x, g.op("Mul", kept, number(g, 1.0 / (1.0 - rate), x)))
+        return g.op("Mul", x, _mask(g, x, exact([rate]), per_feature, _last(g), dims=dims))
+    layout = [] if per_feature else _layout(g)
+    kept = _kept(g, x, exact([rate]), per_feature, layout, _last(g), dims=dims)
     scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * rate + 1.0) * (1.0 - rate))
     limit = g.op("Mul", g.op("Sub", kept, number(g, 1.0, x)), number(g, _ALPHA * scale, x))
     shift = g.op("Add", limit, number(g, _ALPHA * scale * rate, x))

@@ -19,7 +19,7 @@ from ortlaunch.ort.kernels import symbolics as kernels
 from ortlaunch.ort.kernels.aten_nodes import operator_of
 from ortlaunch.ort.mends import randomness
 
-_OFF = "ortlaunch_no_rate"
+_OFF, _EXACTLY_OFF = "ortlaunch_no_rate", "ortlaunch_exactly_no_rate"
 _RATES = {
     "Dropout": 1,
     "BitmaskDropout": 1,
@@ -82,6 +82,8 @@ def _switch_off(graph: Any) -> bool:
     """Sets all rates to zero; returns whether there were any."""
     from onnx import TensorProto, helper
 
+    from ortlaunch.ort.mends import noise
+
     ours = kernels.rate_inputs()
     found = False
     for node in nodes_of(graph):
@@ -90,6 +92,10 @@ def _switch_off(graph: Any) -> bool:
             node.input.extend([""] * (index + 1 - len(node.input)))
             node.input[index] = _OFF
             found = True
+        elif operator_of(node) == noise.MASK:
+            node.input[1] = _EXACTLY_OFF
+            found = True
     if found:
+        graph.initializer.append(helper.make_tensor(_EXACTLY_OFF, TensorProto.INT64, [1], noise.NO_RATE))
         graph.initializer.append(helper.make_tensor(_OFF, TensorProto.FLOAT, [], [0.0]))
     return found

@@ -48,10 +48,13 @@ class TracedGraph:
 
 
 def _switch_dropout_off(graph: Any) -> None:
-    """Switches both forms of dropout off: ONNX's own operator, and our kernels in ATen nodes."""
+    """Switches all forms of dropout off: ONNX's own operator, our kernels in ATen nodes, and masks."""
     from onnx import TensorProto, helper
 
-    off, nothing = "ortlaunch_dropout_off", "ortlaunch_no_share"
+    from ortlaunch.ort.mends import noise
+
+    off, nothing, exactly = "ortlaunch_dropout_off", "ortlaunch_no_share", "ortlaunch_exactly_nothing"
+    graph.initializer.append(helper.make_tensor(exactly, TensorProto.INT64, [1], noise.NO_RATE))
     graph.initializer.append(helper.make_tensor(off, TensorProto.BOOL, [], [False]))
     graph.initializer.append(helper.make_tensor(nothing, TensorProto.FLOAT, [], [0.0]))
     for node in nodes_of(graph):
@@ -60,3 +63,5 @@ def _switch_dropout_off(graph: Any) -> None:
             node.input[2] = off
         elif operator in kernels.RATES:
             node.input[kernels.RATES[operator]] = nothing
+        elif operator == noise.MASK:
+            node.input[1] = exactly
