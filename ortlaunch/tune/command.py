@@ -127,8 +127,9 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
         if not is_ours:
             raise RequestError(f"{folder.path}: another process runs this tuning: wait for it, or use --again")
+        tuning = _Tuning(space, options, folder, quiet=quiet)
         folder.open()
-        return _Tuning(space, options, folder, quiet=quiet).run()
+        return tuning.run()
 
 
 class _Tuning:

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from ortlaunch.base.reading import parse_json
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words, parse_json, read_text
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
 
 _OUTCOME = asdict(Outcome("ok", 0.0))
@@ -27,10 +28,18 @@ class Notes:
         """
         Args:
             path: the file. What it holds already is read; a last line that a kill has cut off counts for nothing.
+
+        Raises:
+            RequestError: something is there that cannot be read.
         """
         self._path = path
         self._found: dict[str, dict[str, Any]] = {}
-        text = path.read_text(errors="replace") if path.exists() else ""
+        try:
+            text = read_text(path)
+        except FileNotFoundError:
+            text = ""
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {in_words(error)}: move it away, or use --again") from error
         for line in text.splitlines():
             try:
                 stored = parse_json(line)

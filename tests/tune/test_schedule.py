@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.tune import schedule
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
 from ortlaunch.tune.intervals import LEAST_ROUNDS
@@ -285,6 +287,17 @@ def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(t
     trial = Notes(notes).remembered(lambda cell, effort: Outcome("ok", 10.0, rate=100.0))
     found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(6)]
     assert [one.is_noted for one in found] == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a FIFO"])
+def test_notes_that_are_no_file_are_one_message(tmp_path: Path, kind: str) -> None:
+    notes = tmp_path / "notes.jsonl"
+    if kind == "a folder":
+        notes.mkdir()
+    else:
+        os.mkfifo(notes)
+    with pytest.raises(RequestError, match=f"^{notes} cannot be read: it is {kind} and no plain file: move it away"):
+        Notes(notes)
 
 
 def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:
