@@ -30,7 +30,7 @@ _RUNS = (
     ("nano-lr", {"backend": "eager", "train.steps": 60, "optimizer.lr": 0.001}),
 )
 _BENCH = ("model=gpt2_nano", "backend=eager,ort", "trainer=ddp", "train.steps=100", "train.log_every=10", "device=cpu")
-_TOP = 700
+_TOP = 730
 """Pixels of the comparison that the documentation's first page shows."""
 _STEPS = 40
 """So many steps are in the curves."""
@@ -64,13 +64,20 @@ def _take_comparison(folder: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
-            shown = browser.new_page(viewport={"width": 960, "height": 1200}, color_scheme="light")
-            shown.goto(page.as_uri())
-            shown.locator("canvas").first.wait_for()
-            _save(shown, "compare")
-            _save(shown, "compare-top", _TOP)
+            _picture_comparison(browser, page)
         finally:
             browser.close()
+
+
+def _picture_comparison(browser: Browser, file: Path) -> None:
+    """As a wide window shows it, made smaller: in a narrow one the plots are below each other."""
+    page = browser.new_page(viewport={"width": 1200, "height": 1500}, color_scheme="light")
+    page.goto(file.as_uri())
+    page.locator("canvas").first.wait_for()
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB").resize((960, 1200), Image.Resampling.LANCZOS)
+    image = image.quantize(2 * _COLORS)
+    image.save(IMAGES / "compare.png", optimize=True)
+    image.crop((0, 0, image.width, _TOP)).save(IMAGES / "compare-top.png", optimize=True)
 
 
 def _take(server: Server) -> None:
@@ -114,15 +121,9 @@ def _picture(browser: Browser, server: Server, path: str, name: str, width: int,
         page.locator(until).first.wait_for()
     # Curves and rows come by the event stream.
     page.wait_for_timeout(4000)
-    _save(page, name)
-    context.close()
-
-
-def _save(page: Page, name: str, height: int | None = None) -> None:
-    """Writes what is seen of a page, or only so many pixels from its top."""
-    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    image = image.crop((0, 0, image.width, height or image.height)).quantize(_COLORS)
+    image = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(_COLORS)
     image.save(IMAGES / f"{name}.png", optimize=True)
+    context.close()
 
 
 if __name__ == "__main__":
