@@ -328,14 +328,19 @@ class Rehearsal:
 
     def _snapshots(self, engine: Engine, *, is_gone: bool = True) -> dict[str, Use]:
         """The peaks of a checkpoint of another worker, where that is another part, and of the first one."""
-        first = self._snapshot(engine, is_gone=is_gone)
-        self._meter.take_peak()  # What it has made is gone only now.
-        others: dict[str, Use] = {}
+        if self._config.train.copied_checkpoints() == 1:
+            # Each worker keeps its copy until all of them have written theirs. The first one's is the largest.
+            memory = _Counted()
+            with self._made_up():
+                engine.snapshot(_NOWHERE, shared=False, memory=memory)
+            self._copied = memory.size
+            self._meter.take_peak()
+        found: dict[str, Use] = {}
         if self._workers.world_size > 1:
             with as_another_worker(engine) as differs:
                 if differs:
-                    others[OTHERS_CHECKPOINT] = self._snapshot(engine, is_gone=is_gone)
-        return others | {"checkpoint": first}
+                    found[OTHERS_CHECKPOINT] = self._snapshot(engine, is_gone=is_gone)
+        return found | {"checkpoint": self._snapshot(engine, is_gone=is_gone)}
 
     def _snapshot(self, engine: Engine, *, is_gone: bool = True) -> Use:
         """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing.
@@ -349,11 +354,8 @@ class Rehearsal:
         copies = train.copied_checkpoints()
         if self._compares_after_evaluations and compares_beside_copy(train):
             self._evaluate_before_comparison(engine)
-        before = self._meter.now.tensors
         with self._made_up(), memory.copying(keep=copies > 1):
             write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
-        # A worker keeps its copy until the others have written theirs too, and the first one's is the largest.
-        self._copied = max(self._copied, self._meter.now.tensors - before)
         alone = self._meter.take_peak()
         if copies == 0:
             return alone
@@ -395,6 +397,20 @@ class Rehearsal:
 
     def _ended(self, phase: str) -> None:
         self._phases[phase] = self._meter.take_peak()
+
+
+class _Counted(HostMemory):
+    """Counts what a snapshot would copy, and copies nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+        """Bytes."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor itself."""
+        self.size += _local(tensor).nbytes
+        return tensor
 
 
 def _larger(one: Use, other: Use) -> Use:

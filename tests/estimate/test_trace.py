@@ -188,34 +188,31 @@ def test_workers_with_the_same_copy_divide_its_writing(trainer: str, writers: in
 
 
 def test_a_worker_keeps_its_copy_until_the_first_one_has_written_a_larger_one() -> None:
-    sizes, written = [300, 100], []
+    written: list[float] = []
 
     class Meter(ProcessMeter):
-        copied = 0
-
-        @property
-        def now(self) -> Use:
-            return Use(self.copied, self.copied, self.copied, self.copied)
-
         def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
             written.append(operations)
-            self.copied = 0
             return contextlib.nullcontext()
 
-    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
-        meter.copied = sizes.pop(0)
+    deep = SimpleNamespace(zero_optimization_partition_weights=lambda: False, save_non_zero_checkpoint=True)
 
-    meter = Meter()
-    config = to_config(
-        compose(["model=mlp", "trainer=single", "device=cpu", "train.steps=3", "train.checkpoint_every=2"])
-    )
-    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], meter, is_fake=False)
+    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
+        memory.copy(torch.ones(300 if deep.save_non_zero_checkpoint else 100))
+
+    words = ("model=mlp", "trainer=deepspeed", "backend=eager", "device=cpu", "train.steps=3")
+    config = to_config(compose([*words, "train.checkpoint_every=2"]))
+    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], Meter(), is_fake=False)
     engine: Any = SimpleNamespace(
-        micro_step=lambda _batch, last: None, step=lambda: None, snapshot=snapshot, known_discarded=False
+        _engine=deep,
+        micro_step=lambda _batch, last: None,
+        step=lambda: None,
+        snapshot=snapshot,
+        known_discarded=False,
     )
-    rehearsal._snapshot(engine)
-    rehearsal._snapshot(engine)
-    assert written[0] == written[1] > 0
+    assert list(rehearsal._snapshots(engine)) == [OTHERS_CHECKPOINT, "checkpoint"]
+    seconds = 300 * 4 / trace_module._WRITTEN_PER_SECOND
+    assert written == [pytest.approx(seconds * trace_module._OPERATIONS_PER_SECOND)] * 2
 
 
 def test_the_ledger_tells_when_so_many_operations_are_made() -> None:
