@@ -30,8 +30,7 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
         task: how the model is called.
         batch: tensors whose first dimension is the sample.
     """
-    # A copy, since a forward may change its inputs in place, and the batch is trained on later.
-    sample = {name: tensor[:1].clone() for name, tensor in batch.items()}
+    sample = {name: tensor[:1] for name, tensor in batch.items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
     # The model must train as without the count: evaluation mode draws no random numbers and keeps running statistics

@@ -147,10 +147,12 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     (first,) = batches.peek(1)
     check_ids(built.model, first)
     task = make_task(built.model, first)
-    ranges = Ranges(first)
+    # A copy, since a forward may change its inputs in place, and the batch is trained on later.
+    counted = {name: tensor.clone() for name, tensor in first.items()}
+    ranges = Ranges(counted)
     try:
         with ranges:
-            flops = counted_flops(context.config, built.model, task, first)
+            flops = counted_flops(context.config, built.model, task, counted)
     except RequestError:
         # The data may say how many ids or classes there are, which makes a better message.
         ranges.check(context.config, built.data.loader)

@@ -27,7 +27,7 @@ from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, 
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written
-from ortlaunch.trainer.feed import Feed
+from ortlaunch.trainer.feed import Feed, Lookahead
 from ortlaunch.trainer.prepare import check_ids
 from ortlaunch.trainer.workers import Workers
 
@@ -129,6 +129,28 @@ def test_a_library_model_that_cannot_take_the_data_says_so_in_one_message(
         build.build(opened(*words), {})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_count_of_operations_leaves_the_first_batch_as_it_is(
+    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubles(torch.nn.Module):
+        """Changes its input in place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 10)
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            pixel_values *= 2
+            return self.linear(pixel_values.flatten(1))
+
+    made = opened()
+    (before,) = Lookahead(build.open_data(made, build.resume.Start()).loader).peek(1)
+    built = replace(build.build_model(made, build.open_data(made, build.resume.Start())), model=Doubles())
+    monkeypatch.setattr(build, "wrap", lambda *_: None)
+    (after,) = build.wrap_model(made, built).batches.peek(1)
+    torch.testing.assert_close(after["pixel_values"], before["pixel_values"], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
