@@ -13,9 +13,18 @@ import torch
 
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.ort import session
+from ortlaunch.ort.mends import decisions
 from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[..., torch.nn.Module]
+
+
+@pytest.fixture(autouse=True)
+def decisions_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's run does not stop the models of later tests at the decisions that they change."""
+    monkeypatch.setattr(decisions, "_enforced", False)
+    for noted in ("_unverified", "_unverified_in_evaluation"):
+        monkeypatch.setattr(decisions, noted, [])
 
 
 @pytest.fixture

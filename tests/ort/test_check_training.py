@@ -693,13 +693,6 @@ class Deciding(Net):
         return hidden
 
 
-@pytest.fixture
-def enforced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "_enforced", False)
-    monkeypatch.setattr(decisions, "_unverified", [])
-
-
-@pytest.mark.usefixtures("enforced")
 def test_a_decision_that_changes_stops_the_step_that_changes_it() -> None:
     model = Deciding()
     wrapped = wrapped_model(model)
@@ -715,7 +708,6 @@ def test_a_decision_that_changes_stops_the_step_that_changes_it() -> None:
         task.loss(wrapped, rare)
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_decision_that_changes_on_the_first_batches_is_a_frozen_branch() -> None:
     model = Deciding()
     wrapped = wrapped_model(model)
@@ -747,7 +739,6 @@ def summing(*sums: int) -> list[Batch]:
     return made
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize(
     ("kind", "harmless", "decides", "words"),
     [
@@ -776,7 +767,6 @@ def test_a_number_that_differs_and_decides_nothing_yet_is_compared_when_it_is_ne
         backend.check_decisions(batch)
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> None:
     model = Bounded()
     wrapped = wrapped_model(model)
@@ -840,7 +830,6 @@ class Course:
         self._wrapped.train()
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("kind", [Net, Unrolled])
 def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
     torch.manual_seed(0)
@@ -883,7 +872,6 @@ class DropsOutByBuffer(Net):
         return functional.dropout(hidden, (self.get_buffer("count") / 20).clamp(max=0.5).item(), self.training)
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_rate_of_dropout_that_a_size_decides_is_compared() -> None:
     data = drawn()
     course = Course(DropsOutBySize(), data)
@@ -892,7 +880,6 @@ def test_a_rate_of_dropout_that_a_size_decides_is_compared() -> None:
         course.compares(rows(data[0], 16))
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_rate_of_dropout_that_a_buffer_decides_is_compared() -> None:
     data = drawn()
     course = Course(DropsOutByBuffer(), data)
@@ -948,7 +935,6 @@ def turning(what: str, *, when_training: bool, monkeypatch: pytest.MonkeyPatch) 
     return course, data
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("what", ["list", "global", "part", "table"])
 def test_what_a_train_of_the_models_own_changes_is_compared(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
@@ -957,14 +943,12 @@ def test_what_a_train_of_the_models_own_changes_is_compared(what: str, monkeypat
         course.compares(data[1])
 
 
-@pytest.mark.usefixtures("enforced")
 def test_what_an_eval_of_the_models_own_changes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     course, data = turning("list", when_training=False, monkeypatch=monkeypatch)
     with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
         course.evaluate(data[0])
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("what", ["nothing", "no list", "function"])
 def test_a_train_of_the_models_own_that_changes_no_number_passes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function is followed by another export; only what has changed is compared."""
@@ -1001,7 +985,6 @@ class CountsEvaluations(Net):
         return hidden * (1.0 + 0.5 * self.evaluated) if self.reads else hidden
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_number_that_only_evaluation_changes_and_training_reads_is_refused(reads: bool) -> None:
     torch.manual_seed(0)
@@ -1017,7 +1000,6 @@ def test_a_number_that_only_evaluation_changes_and_training_reads_is_refused(rea
         assert model.evaluated == counted
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("saved", [True, False])
 def test_the_first_batch_after_an_evaluation_is_compared(saved: bool) -> None:
     torch.manual_seed(0)
@@ -1037,7 +1019,6 @@ def test_the_first_batch_after_an_evaluation_is_compared(saved: bool) -> None:
     assert compared == [True, False, True, False, True]
 
 
-@pytest.mark.usefixtures("enforced")
 def test_an_evaluated_batch_of_new_sizes_is_compared() -> None:
     torch.manual_seed(0)
     model = Unrolled()
@@ -1091,7 +1072,6 @@ def evaluations(way: str, allow: list[Allow], batches: int = 4) -> OrtRun:
     return backend
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_value_of_python_that_changes_in_evaluation_alone_is_refused() -> None:
     with pytest.raises(
         RequestError, match=r"in evaluation mode the loss of this batch is .* in PyTorch.*wrong_outputs"
@@ -1100,7 +1080,6 @@ def test_a_value_of_python_that_changes_in_evaluation_alone_is_refused() -> None
     evaluations("counter", [Allow.wrong_outputs])
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("way", ["buffer", "noise"])
 def test_buffers_and_noise_of_an_evaluation_are_no_reason_to_refuse(way: str) -> None:
     backend = evaluations(way, [])
@@ -1126,7 +1105,6 @@ class BySpectrum(Net):
         return hidden * 2 if torch.fft.hfft(hidden).max() > 1e6 else hidden
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize(("kind", "watched"), [(ByCount, 1), (BySpectrum, 0)])
 def test_a_decision_by_an_operator_without_an_export_does_not_stop_the_export(kind: type[Net], watched: int) -> None:
     wrapped = wrapped_model(kind())
@@ -1154,7 +1132,6 @@ def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
     return OrtRun(engine, cfg, Workers(0, 1, torch.device("cpu"), 1), Path(), None, blocks=False)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("allow", [[], [Allow.wrong_gradients]])
 def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> None:
     model = Net(0.3)
@@ -1201,7 +1178,6 @@ class Skipping(Net):
         return hidden if torch.rand(()) < 0.5 else hidden * self.scale
 
 
-@pytest.mark.usefixtures("enforced")
 def test_a_decision_by_chance_stops_the_first_step_in_which_it_is_another() -> None:
     """Also where the check at the start has seen both, and by chance no difference of the outputs."""
     data = drawn()
@@ -1263,7 +1239,6 @@ class Linear(Net):
         return functional.cross_entropy(self.last(self.first(x)), labels)
 
 
-@pytest.mark.usefixtures("enforced")
 def test_batches_are_compared_in_the_dtypes_that_the_engine_gives_to_the_model() -> None:
     """DeepSpeed's engine casts inputs to the precision of the weights."""
     model = Linear().double()
