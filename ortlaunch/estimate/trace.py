@@ -328,8 +328,9 @@ class Rehearsal:
 
     def _snapshots(self, engine: Engine, *, is_gone: bool = True) -> dict[str, Use]:
         """The peaks of a checkpoint of another worker, where that is another part, and of the first one."""
-        if self._config.train.copied_checkpoints() == 1:
-            # Each worker keeps its copy until all of them have written theirs. The first one's is the largest.
+        if is_gone and self._config.train.copied_checkpoints() == 1:
+            # The copy's size decides when it is gone. Each worker keeps its own until all of them have written theirs,
+            # and the first one's is the largest.
             memory = _Counted()
             with self._made_up():
                 engine.snapshot(_NOWHERE, shared=False, memory=memory)

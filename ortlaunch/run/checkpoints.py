@@ -113,8 +113,9 @@ class Store:
             kept += 1
             if kept <= self._keep or path == best or manifest.strangers(path) or manifest.problems(path):
                 continue
-            doomed = _free(path.with_name(path.name + _DELETING))
-            path.rename(doomed)
+            doomed = path.with_name(path.name + _DELETING)
+            # Somebody may have put a file into what was to be removed.
+            doomed = path.rename(_free(doomed, ".") if doomed.exists() else doomed)
             _remove(doomed, manifest.listed(doomed))
         # These come last: one that cannot be removed keeps no other from being removed.
         for path in sorted(self.folder.glob(f"step-*{_DELETING}*")):
@@ -209,22 +210,17 @@ def _loss_of(checkpoint: Path) -> float | None:
     return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
 
 
-def _free(path: Path) -> Path:
-    """The path, with a number behind it if it is taken: somebody has put a file into what was to be removed."""
-    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
-    return next(one for one in itertools.chain([path], numbered) if not one.exists())
-
-
 def set_aside(path: Path) -> Path | None:
     """Renames the file or folder at this path, if there is one, and returns its new path."""
     if not path.exists() and not path.is_symlink():
         return None
-    for number in itertools.count(1):
-        aside = path.with_name(f"{path.name}.{number}" if PARTIAL in path.name else f"{path.name}.aside-{number}")
-        if not aside.exists():
-            path.rename(aside)
-            return aside
-    raise AssertionError("unreachable")
+    return path.rename(_free(path, "." if PARTIAL in path.name else ".aside-"))
+
+
+def _free(path: Path, ending: str) -> Path:
+    """The path with an ending and the first number with which nothing has that name."""
+    numbered = (path.with_name(f"{path.name}{ending}{number}") for number in itertools.count(1))
+    return next(one for one in numbered if not one.exists())
 
 
 def _remove(folder: Path, names: list[str]) -> None:

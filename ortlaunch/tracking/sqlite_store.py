@@ -98,11 +98,11 @@ def look(path: Path) -> Store:
     except FileNotFoundError:
         return Store(path, State.ABSENT)
     with closing(_opened(path)) as database:
-        tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+        tables = _tables(database)
         revisions = {str(name) for (name,) in _rows(database, tables, "alembic_version", "version_num")}
         runs = sum(int(count) for (count,) in _rows(database, tables, "runs", "count(*)"))
     known, heads = migrations()
-    if tables and not _TABLES & tables:
+    if _is_others(tables):
         return Store(path, State.FOREIGN)
     if not heads or revisions == heads:
         return Store(path, State.COMPLETE, runs)
@@ -118,7 +118,15 @@ def is_foreign(path: Path) -> bool:
         sqlite3.Error: as `look`.
     """
     with closing(_opened(path)) as database:
-        tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+        tables = _tables(database)
+    return _is_others(tables)
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
+
+
+def _is_others(tables: set[str]) -> bool:
     return bool(tables) and not _TABLES & tables
 
 

@@ -13,7 +13,15 @@ import torch
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, step
 from ortlaunch.ort.kernels.sideways import source_of_size
-from ortlaunch.ort.kernels.traced import LISTS, inputs_of, integers, operator_called, size_of
+from ortlaunch.ort.kernels.traced import (
+    inputs_of,
+    integers,
+    is_vector,
+    operator_called,
+    places_of,
+    size_of,
+    widened,
+)
 from ortlaunch.ort.mends.attention import known_size
 
 CONV1D = "ortlaunch::conv1d"
@@ -27,32 +35,26 @@ def symbolic(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any)
 
     width = known_size(weight, 1)
     is_plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
-    is_vector = width is not None and bias.type().dim() == 1 and known_size(bias, 0) == width
     # The kernel sums the gradient of the bias over rows, which is only right for a vector. ONNX Runtime differentiates
     # such a node only if the gradient of its first input is needed.
-    if not is_plain or not is_vector or not bias.requires_grad():
+    if not is_plain or not is_vector(bias, width) or not bias.requires_grad():
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
     source = _before_rows(values)
     inputs = [bias, values if source is None else source, weight]
     operator = TRAINED if all(x.requires_grad() for x in inputs) else CONV1D
     output = g.op(ATEN_OP, *inputs, operator_s=operator)
-    output.setType(_widened(inputs[1], width))
+    output.setType(widened(inputs[1], width))
     if source is None:
         return output
     rows = g.op("Reshape", output, g.op("Constant", value_t=torch.tensor([-1, width])))
-    rows.setType(_widened(values, width))
+    rows.setType(widened(values, width))
     return rows
-
-
-def _widened(values: Any, width: int | None) -> Any:
-    """Returns the type of `values` with another last size; the other sizes are known only when the graph runs."""
-    return values.type().with_sizes([*[None] * (values.type().dim() - 1), width])
 
 
 def _before_rows(rows: Any) -> Any | None:
     """Returns x if the value is ``x.view(-1, x.size(-1))``."""
     inputs = inputs_of(rows, "onnx::Reshape")
-    places = _places(inputs[1]) if inputs else []
+    places = places_of(inputs[1]) if inputs else []
     rank = inputs[0].type().dim() if inputs else None
     if not inputs or not rank or len(places) != 2 or integers(places[0]) != [-1]:
         return None
@@ -68,7 +70,7 @@ def restored(rows: Any, shape: Any) -> Any | None:
     result = inputs[0] if inputs else None
     if not inputs or result is None or operator_called(result.node()) not in (CONV1D, TRAINED):
         return None
-    width, places = (integers(inputs[1]) or [])[-1:], _places(shape)
+    width, places = (integers(inputs[1]) or [])[-1:], places_of(shape)
     if integers(inputs[1]) != [-1, *width] or len(places) != result.type().dim() or integers(places[-1]) != width:
         return None
     is_own = all(_is_size(place, result, axis) for axis, place in enumerate(places[:-1]))
@@ -81,11 +83,6 @@ def _is_size(place: Any, result: Any, axis: int) -> bool:
     source, same_axis = source_of_size(values, axis)
     same = [(result.debugName(), axis), (values.debugName(), axis), (source.debugName(), same_axis)]
     return size_of(place) in same
-
-
-def _places(shape: Any) -> list[Any]:
-    """Returns the sizes in a list that the graph builds; none of any other shape."""
-    return list(shape.node().inputs()) if shape.node().kind() in LISTS else []
 
 
 def gradient() -> list[Any]:

@@ -16,7 +16,7 @@ import torch
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
 from ortlaunch.ort.kernels.sideways import TURNED, part_size, sources, untransposed, whole
-from ortlaunch.ort.kernels.traced import LISTS, attribute, integers, operator_called, size_of
+from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, places_of, size_of
 from ortlaunch.ort.mends import attention
 
 ATTENTION = "ortlaunch::attention"
@@ -111,9 +111,7 @@ def reshaped(x: Any, shape: Any) -> Any | None:
     transformers 5 reshapes it so for the sake of models whose queries of one position it has packed.
     """
     sideways = _of_ours(x)
-    if sideways is not None and shape.node().kind() in LISTS and _is_own_shape(sideways, list(shape.node().inputs())):
-        return x
-    return None
+    return x if sideways is not None and _is_own_shape(sideways, places_of(shape)) else None
 
 
 def _of_ours(x: Any) -> Any | None:
@@ -216,18 +214,13 @@ class _Part:
 
 
 def _before_turn(x: Any) -> _Part | None:
-    """Returns the tensor of which `x` is ``view(B, L, H, E).transpose(1, 2)``, if there is one."""
-    turn = x.node()
-    if turn.kind() != "onnx::Transpose" or list(attribute(turn, "perm")) != TURNED:
+    """Returns the tensor [B, L, H * E] of which `x` is ``view(B, L, H, E).transpose(1, 2)``, if there is one."""
+    view = untransposed(x)
+    if view is None or view.node().kind() != "onnx::Reshape":
         return None
-    reshape = turn.inputsAt(0).node()
-    if reshape.kind() != "onnx::Reshape":
-        return None
-    source, shape = reshape.inputs()
-    if source.type().dim() != 3 or shape.node().kind() not in LISTS:
-        return None
-    places = list(shape.node().inputs())
-    if len(places) != 4 or not all(_is_size(places[axis], source, axis) for axis in (0, 1)):
+    source, shape = view.node().inputs()
+    places = places_of(shape)
+    if source.type().dim() != 3 or len(places) != 4 or not all(_is_size(places[axis], source, axis) for axis in (0, 1)):
         return None
     numbers = [(integers(place) or [-1])[0] for place in places[2:]]
     heads, size = (number if number > 0 else None for number in numbers)

@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.traced import LISTS, attribute, half_size_of, inputs_of, integers, size_of, without_casts
+from ortlaunch.ort.kernels.traced import (
+    attribute,
+    half_size_of,
+    inputs_of,
+    integers,
+    places_of,
+    size_of,
+    without_casts,
+)
 from ortlaunch.ort.mends.attention import known_size
 
 TURNED = [0, 2, 1, 3]
@@ -46,7 +54,7 @@ def sources(g: Any, query: Any, key: Any, value: Any) -> Sources | None:
             return None
     if any(untransposed(whole(x)) is None for x in (query, key, value)):
         return None
-    return Sources(_before_turn(g, query), _before_turn(g, key), _before_turn(g, value), cosine, sine)
+    return Sources(_untransposed_part(g, query), _untransposed_part(g, key), _untransposed_part(g, value), cosine, sine)
 
 
 def untransposed(x: Any) -> Any | None:
@@ -70,7 +78,7 @@ def part_size(part: Any) -> int | None:
     return None if sizes is None else sizes[[x.debugName() for x in node.outputs()].index(part.debugName())]
 
 
-def _before_turn(g: Any, x: Any) -> Any:
+def _untransposed_part(g: Any, x: Any) -> Any:
     """Returns the tensor of which x is the transposition, or the part of it of which x is the transposed part.
 
     The parts of a tensor come from one node.
@@ -241,8 +249,6 @@ def _viewed_size(x: Any, axis: int) -> int | None:
     """Returns the size of x along an axis if it is a number in the view that made x, else None."""
     source, place = source_of_size(x, axis)
     shape = inputs_of(source, "onnx::Reshape")
-    if not shape or shape[1].node().kind() not in LISTS:
-        return None
-    places = list(shape[1].node().inputs())
-    found = integers(places[place]) if len(places) == source.type().dim() else None
+    places = places_of(shape[1]) if shape else []
+    found = integers(places[place]) if places and len(places) == source.type().dim() else None
     return found[0] if found and found[0] > 0 else None

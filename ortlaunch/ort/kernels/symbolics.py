@@ -22,6 +22,7 @@ import torch
 
 from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+from ortlaunch.ort.kernels.traced import is_vector, rank_of, widened
 from ortlaunch.ort.mends import losses, saturation, vectors
 from ortlaunch.ort.mends import symbolics as mended
 from ortlaunch.ort.mends.attention import known_size
@@ -178,7 +179,9 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
 
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
     is_usual = (
-        _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, known_size(weight, 0)))
+        rank_of(weight) == 2
+        and (rank_of(values) or 0) >= 2
+        and (not has_bias or is_vector(bias, known_size(weight, 0)))
     )
     # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
@@ -188,25 +191,8 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     if all(x.requires_grad() for x in inputs):
         operator += _TRAINED
     output = g.op(ATEN_OP, *inputs, operator_s=operator)
-    output.setType(_widened(values, known_size(weight, 0)))
+    output.setType(widened(values, known_size(weight, 0)))
     return output
-
-
-def _widened(values: Any, width: int | None) -> Any:
-    """Returns the type of `values` with another last size; the other sizes are known only when the graph runs."""
-    return values.type().with_sizes([*[None] * (values.type().dim() - 1), width])
-
-
-def _is_vector(value: Any, length: int | None) -> bool:
-    """Whether a value is known to be a vector of this length, so that it is not broadcast."""
-    return length is not None and _rank(value) == 1 and known_size(value, 0) == length
-
-
-def _rank(value: Any) -> int | None:
-    from torch.onnx import symbolic_helper
-
-    rank: int | None = symbolic_helper._get_tensor_rank(value)
-    return rank
 
 
 def _linear_gradient() -> list[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP
+from ortlaunch.ort.mends.attention import known_size
 
-LISTS = ("prim::ListConstruct", "onnx::Concat")
+_LISTS = ("prim::ListConstruct", "onnx::Concat")
 """Operators that build a shape, before and after the exporter's conversion."""
 
 
@@ -26,6 +27,29 @@ def integers(value: Any) -> list[int] | None:
     if node.kind() == "onnx::Unsqueeze":
         node = node.inputsAt(0).node()
     return node.t("value").flatten().tolist() if node.kind() == "onnx::Constant" else None
+
+
+def places_of(shape: Any) -> list[Any]:
+    """Returns the sizes in a list that the graph builds; none of any other shape."""
+    return list(shape.node().inputs()) if shape.node().kind() in _LISTS else []
+
+
+def rank_of(value: Any) -> int | None:
+    """Returns the number of dimensions of a traced tensor; None if it is not known."""
+    from torch.onnx import symbolic_helper
+
+    rank: int | None = symbolic_helper._get_tensor_rank(value)
+    return rank
+
+
+def is_vector(value: Any, length: int | None) -> bool:
+    """Whether a value is known to be a vector of this length, so that it is not broadcast."""
+    return length is not None and rank_of(value) == 1 and known_size(value, 0) == length
+
+
+def widened(values: Any, width: int | None) -> Any:
+    """Returns the type of `values` with another last size; the other sizes are known only when the graph runs."""
+    return values.type().with_sizes([*[None] * (values.type().dim() - 1), width])
 
 
 def number(value: Any) -> float | None:
