@@ -19,18 +19,31 @@ from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch, make_task
+from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.shared_memory import SharedMemory
 from ortlaunch.trainer.workers import Workers, join
 from ortlaunch.trainer.wrapping import wrap
 from tests.support.torchrun import leave
 
 BAD_RANK = 1
+sums: list[int] = []
+"""The elements of each sum that went through shared memory."""
+
+
+class Noted(SharedMemory):
+    """Notes each sum."""
+
+    def sum_(self, tensor: torch.Tensor, *, scale: float = 1.0) -> None:
+        sums.append(tensor.numel())
+        super().sum_(tensor, scale=scale)
 
 
 def main() -> None:
     """Arguments: the file to write, then cases as NAME:OVERRIDE,OVERRIDE."""
     workers: Workers | None = None
+    shared_memory.SharedMemory = Noted  # type: ignore[misc]
     results: dict[str, dict[str, Any]] = {}
     for case in sys.argv[2:]:
         name, _, overrides = case.partition(":")
@@ -44,6 +57,7 @@ def main() -> None:
 
 def probe(config: Config, workers: Workers) -> dict[str, Any]:
     seed_everything(0)
+    sums.clear()
     model = build_model(config.model)
     engine = wrap(model, config, workers, make_task(model, batch(workers, 0)), Path(sys.argv[1]).parent)
     # DDP agrees on its buckets at the beginning of the second step, once.
@@ -60,6 +74,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     return {
         "collectives": counts,
         "moved": moved,
+        "through memory": sum(sums),
         "finite": all(bool(weight.isfinite().all()) for weight in moved),
         "kept": all(torch.equal(*pair) for pair in zip(before, after_bad, strict=True)),
         "kept afterwards": all(torch.equal(*pair) for pair in zip(before, weights(engine), strict=True)),
@@ -87,9 +102,9 @@ def collectives() -> int:
     """How many collectives this worker has begun, by the number that each group gives to its own.
 
     torch has no public name for it. The profiler's events are no measure: on torch 2.6 those of Gloo's threads may come
-    after it has stopped.
+    after it has stopped. Sums through shared memory have no group, and are counted beside.
     """
-    return sum(group._get_sequence_number_for_group() for group in _world.pg_map)
+    return sum(group._get_sequence_number_for_group() for group in _world.pg_map) + len(sums)
 
 
 def batch(workers: Workers, number: int) -> Batch:

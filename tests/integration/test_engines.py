@@ -22,6 +22,7 @@ _OWN = (
     *("+trainer.config.zero_optimization.reduce_scatter=true", "+trainer.config.prescale_gradients=false"),
     "+trainer.config.zero_optimization.reduce_bucket_size=17000",
 )
+_GLOO = "trainer.shared_memory=false"
 _FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 # Two of them in the model.
 _BLOCKS = ("backend=eager", "trainer.blocks=Linear")
@@ -46,6 +47,8 @@ CASES = runnable(
             if p != "fp16" or (_FP16 and stage > 0)
         },
         "zero1-own": _case("deepspeed", 1, "fp32", "backend=eager", *_OWN),
+        **{f"zero{stage}-gloo": _case("deepspeed", stage, "fp32", "backend=eager", _GLOO) for stage in (0, 1)},
+        "ddp-gloo": _case("ddp", None, "fp32", "backend=eager", _GLOO),
         # Refused on the CPU, where there is nothing to move; the way through DeepSpeed is the same as from a GPU.
         **{
             f"zero{stage}-offload": _case("deepspeed", stage, "fp32", "backend=eager", "trainer.offload_optimizer=true")
@@ -112,3 +115,11 @@ def test_every_worker_knows_of_it_and_the_right_one_is_to_blame(
 def test_zero_1_on_the_cpu_takes_the_steps_of_deepspeeds_own_way(probed: dict[str, list[dict[str, Any]]]) -> None:
     for ours, own in zip(probed["zero1-fp32"], probed["zero1-own"], strict=True):
         assert all(torch.equal(*pair) for pair in zip(ours["moved"], own["moved"], strict=True))
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero0", "zero1"])
+def test_shared_memory_gives_the_weights_that_gloo_gives(probed: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for ours, by_gloo in zip(probed[f"{name}-fp32"], probed[f"{name}-gloo"], strict=True):
+        assert ours["through memory"] > 0
+        assert by_gloo["through memory"] == 0
+        assert all(torch.equal(*pair) for pair in zip(ours["moved"], by_gloo["moved"], strict=True))

@@ -26,6 +26,9 @@ class DdpConfig(TrainerConfig):
     static_graph: bool | None = None
     """Whether every step uses the same parameters in the same way, so that DDP need not search for unused ones; null
     means yes for the built-in models that do, unless train.grad_accumulation is more than 1."""
+    shared_memory: bool = True
+    """Exchange gradients on the CPU between up to four workers of one machine through memory that they share; false
+    means through gloo, as between machines."""
 
 
 class DdpTrainer(Trainer[DdpConfig]):

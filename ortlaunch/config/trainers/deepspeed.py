@@ -38,6 +38,9 @@ class DeepSpeedConfig(TrainerConfig):
     """0 replicates everything; 1 shards the optimizer state, 2 also gradients, 3 also parameters."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and run its step on the CPU (ZeRO 1 to 3 on CUDA)."""
+    shared_memory: bool = True
+    """Exchange sums on the CPU between up to four workers of one machine through memory that they share; false means
+    through gloo, as between machines."""
     config: dict[str, Any] = field(default_factory=dict)
     """Keys of DeepSpeed's own configuration. They override those that ortlaunch generates; what has a key of its own in
     ortlaunch is refused."""

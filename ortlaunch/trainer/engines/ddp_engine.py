@@ -16,6 +16,7 @@ from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
+from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
 
@@ -33,7 +34,7 @@ class DdpEngine(TorchEngine):
         cfg = config.trainer
         self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
-        return DistributedDataParallel(
+        module = DistributedDataParallel(
             self.inner,
             device_ids=[workers.device.index] if workers.device.type == "cuda" else None,
             bucket_cap_mb=cfg.bucket_cap_mb,
@@ -41,6 +42,11 @@ class DdpEngine(TorchEngine):
             static_graph=has_static_graph(config, cfg),
             gradient_as_bucket_view=True,
         )
+        memory = shared_memory.connect(workers) if cfg.shared_memory else None
+        if memory is not None:
+            # torch compares a hook's annotations with its classes, and ours are texts.
+            module.register_comm_hook(memory, lambda given, bucket: shared_memory.average(given, bucket))
+        return module
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         try:

@@ -17,10 +17,11 @@ from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task, with_gradient
+from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.engines import zero_copies
+from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept
@@ -66,7 +67,9 @@ class DeepSpeedEngine(Engine):
                 config=deepspeed_config(config, cfg, sum(one.numel() for one in self._parameters), workers.device),
                 dist_init_required=False,
             )
-        zero_copies.spare_copies(self._engine.optimizer)
+        memory = shared_memory.connect(workers) if cfg.shared_memory else None
+        deepspeed_exchange.sum_by(memory)
+        zero_copies.spare_copies(self._engine.optimizer, memory)
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and

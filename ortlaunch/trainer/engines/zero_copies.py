@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ortlaunch.trainer.shared_memory import SharedMemory
+
 _LARGEST_BUCKET = 500_000_000
 """Elements of a bucket by DeepSpeed's default."""
 _LARGEST_IN_HEAP = 32 * 2**20
@@ -47,11 +49,12 @@ def options(stage: int, elements: int, device: torch.device, *, is_fp32: bool) -
     return {"prescale_gradients": True}, {**zero, "reduce_scatter": False}
 
 
-def spare_copies(optimizer: Any) -> None:
+def spare_copies(optimizer: Any, memory: SharedMemory | None = None) -> None:
     """Makes DeepSpeed's optimizer of ZeRO 1 in fp32 on the CPU work without needless copies; leaves any other as it is.
 
     Args:
         optimizer: what ``deepspeed.initialize`` has put around the run's optimizer.
+        memory: the workers' memory, by which weights are gathered; None for gloo.
     """
     if not _can_spare(optimizer):
         return
@@ -60,7 +63,7 @@ def spare_copies(optimizer: Any) -> None:
     optimizer.scaled_global_norm = partial(_norm, optimizer)
     optimizer._update_model_bit16_weights = _unless_in_place(optimizer)
     optimizer.reduce_gradients = _without_hooks(optimizer)
-    _gather_in_place()
+    _gather_in_place(memory)
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
@@ -108,10 +111,11 @@ def _flat_gradient(optimizer: Any, group: int) -> Tensor | None:
 
 def _norm(optimizer: Any) -> Tensor:
     """DeepSpeed's norm of all gradients, for which it exchanges the square of each group by itself."""
+    from deepspeed import comm
     from deepspeed.runtime.utils import combine_grad_norm_groups
 
     squares = torch.stack([_square(optimizer, group) for group in range(len(optimizer.bit16_groups))])
-    dist.all_reduce(squares, group=optimizer.dp_process_group)
+    comm.all_reduce(squares, group=optimizer.dp_process_group)
     combined: Tensor = combine_grad_norm_groups(list(squares.pow(0.5)))
     return combined
 
@@ -174,17 +178,16 @@ def _unless_in_place(optimizer: Any) -> Callable[[int], None]:
     return update_if_moved
 
 
-def _gather_in_place() -> None:
-    """Lets DeepSpeed's ZeRO 1 and 2 exchange fp32 weights on the CPU in place; repeated calls do nothing.
+def _gather_in_place(memory: SharedMemory | None) -> None:
+    """Lets DeepSpeed's ZeRO 1 and 2 exchange fp32 weights on the CPU in place.
 
     Gloo's gathering goes through a copy of all weights, made anew in every step. The weights of each worker lie in one
     piece, and gloo's broadcast sends a piece from where it is and receives it where it belongs.
     """
     from deepspeed.runtime.zero import stage_1_and_2
 
-    original = stage_1_and_2.all_gather_dp_groups
-    if hasattr(original, "_ortlaunch_original"):
-        return
+    # A run before in this process may have replaced it.
+    original = getattr(stage_1_and_2.all_gather_dp_groups, "_ortlaunch_original", stage_1_and_2.all_gather_dp_groups)
 
     def gather(
         groups_flat: Sequence[Tensor],
@@ -194,6 +197,10 @@ def _gather_in_place() -> None:
     ) -> None:
         if any(flat.device.type != "cpu" or flat.dtype is not torch.float32 for flat in groups_flat):
             original(groups_flat, partitioned_param_groups, dp_process_group, **rest)
+            return
+        if memory is not None and all(dist.get_world_size(group) == memory.workers for group in dp_process_group):
+            for parts in partitioned_param_groups:
+                memory.gather_(parts)
             return
         sent = [
             dist.broadcast(part, dist.get_global_rank(group, rank), group=group, async_op=True)
