@@ -19,16 +19,11 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from ortlaunch.trainer.workers import Workers, texts_of_all
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket
 
 MOST_WORKERS = 4
 """Every worker adds up the numbers of all, which takes longer than gloo with more."""
@@ -56,10 +51,13 @@ class SharedMemory:
             memory: the slots of all workers.
             peers: the socket to each other worker, by rank.
         """
-        self._rank, self._peers = rank, peers
+        self._rank, self._peers = rank, dict(sorted(peers.items()))
         self.workers = len(peers) + 1
         self._turn = 0
-        self._slots = {dtype: torch.frombuffer(memory, dtype=dtype).view(_TURNS, self.workers, -1) for dtype in _DTYPES}
+        self._slots = {
+            dtype: torch.frombuffer(memory, dtype=dtype).view(_TURNS, self.workers, -1)
+            for dtype in (*_DTYPES, torch.uint8)
+        }
 
     def can_take(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor can be exchanged here. It depends on the tensor's kind alone: all workers decide alike."""
@@ -110,6 +108,26 @@ class SharedMemory:
                 if rank != self._rank:
                     piece.copy_(written[rank, : piece.numel()])
 
+    @torch.no_grad()
+    def take_first_workers_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replaces tensors by those of the first worker.
+
+        Args:
+            tensors: contiguous ones on the CPU of any types, the same number and sizes on every worker.
+
+        Raises:
+            RuntimeError: another worker has ended, or exchanges something else.
+        """
+        slots = self._slots[torch.uint8]
+        for pieces in _fillings([one.view(-1).view(torch.uint8) for one in tensors], slots.shape[-1]):
+            sizes = [one.numel() for one in pieces]
+            written = slots[self._turn % _TURNS, 0, : sum(sizes)].split(sizes)
+            if self._rank == 0:
+                torch._foreach_copy_(written, pieces)
+            self._meet([sum(sizes)] + [0] * (self.workers - 1))
+            if self._rank != 0:
+                torch._foreach_copy_(pieces, written)
+
     def _meet(self, sizes: Sequence[int]) -> None:
         """Tells the others that this worker's slot is written, and waits until those of all are.
 
@@ -156,7 +174,7 @@ def connect(workers: Workers) -> SharedMemory | None:
             address = _listen(sockets)
         except OSError as error:
             failure, address = str(error), ""
-        addresses = texts_of_all(address, _everyone())
+        addresses = texts_of_all(address, everyone())
         if all(addresses):
             try:
                 made = _meet_all(workers, sockets, addresses)
@@ -164,7 +182,7 @@ def connect(workers: Workers) -> SharedMemory | None:
                 # The others see it by their sockets, and need not wait.
                 _close(sockets)
                 failure = str(error)
-        failures = list(filter(None, texts_of_all(failure, _everyone())))
+        failures = list(filter(None, texts_of_all(failure, everyone())))
         if failures or made is None:
             if workers.is_first:
                 print(f"ortlaunch: gradients are exchanged by gloo: no shared memory ({failures[0]})", file=sys.stderr)
@@ -174,20 +192,19 @@ def connect(workers: Workers) -> SharedMemory | None:
         return made
 
 
-def average(memory: SharedMemory, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's exchange of a bucket of gradients, by shared memory where that can take them.
-
-    Args:
-        memory: the workers' memory.
-        bucket: the gradients; each becomes its average over the workers.
-    """
-    gradients = bucket.buffer()
-    if not memory.can_take(gradients):
-        return allreduce_hook(_everyone(), bucket)
-    memory.sum_(gradients, scale=1 / memory.workers)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(gradients)
-    return done
+def _fillings(tensors: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
+    """The tensors one after the other, cut so that each group has at most so many elements."""
+    group: list[torch.Tensor] = []
+    free = size
+    for tensor in tensors:
+        rest = tensor
+        while rest.numel() > free:
+            yield [*group, rest[:free]]
+            rest, group, free = rest[free:], [], size
+        group.append(rest)
+        free -= rest.numel()
+    if group:
+        yield group
 
 
 def _is_possible(workers: Workers) -> bool:
@@ -202,7 +219,8 @@ def _is_possible(workers: Workers) -> bool:
     )
 
 
-def _everyone() -> dist.ProcessGroup:
+def everyone() -> dist.ProcessGroup:
+    """The process group of all workers."""
     group = dist.group.WORLD
     assert group is not None
     return group

@@ -40,7 +40,7 @@ _STOOD_SECONDS = 5.0
 """A worker that could not run for this long says so in its log."""
 _OWNER_SECONDS = 5.0
 """How often the first worker looks whether its launcher still has the run."""
-_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
+_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/", "ortlaunch/trainer/shared_memory.py")
 
 
 @dataclass(frozen=True)

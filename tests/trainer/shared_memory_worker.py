@@ -9,8 +9,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.shared_memory import SharedMemory
 from ortlaunch.trainer.workers import Workers
 
@@ -27,6 +29,8 @@ def main(rank: int, world_size: int, store: str) -> None:
     memory = connected(workers)
     sums(memory, rank)
     gatherings(memory, rank)
+    copies(memory, rank)
+    in_ddp(memory, rank)
     print("exchanged")
     refused(workers)
     print("refused")
@@ -85,6 +89,61 @@ def gatherings(memory: SharedMemory, rank: int) -> None:
         expected = everyones(parts[rank], sizes)
         memory.gather_(parts)
         assert all(map(same, parts, expected)), (case, sizes, dtype)
+
+
+def copies(memory: SharedMemory, rank: int) -> None:
+    """Tensors of several types, among them numbers without a dimension, empty ones and some larger than a slot."""
+    chance = random.Random(9)
+    kinds = [torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64]
+    for case in range(CASES // 4):
+        sizes = [
+            chance.choice([(), (0,), (chance.randrange(50), 3), (chance.randrange(LARGEST),)])
+            for _ in range(chance.randrange(1, 12))
+        ]
+        tensors = [torch.full(size, rank + 1).to(chance.choice(kinds)) for size in sizes]
+        for one in tensors:
+            if one.numel() > 1 and one.dtype is not torch.bool:
+                one.view(-1)[one.numel() // 2] = rank + chance.randrange(9)
+        expected = [one.clone() for one in tensors]
+        for one in expected:
+            dist.broadcast(one.view(-1).view(torch.uint8), 0)
+        memory.take_first_workers_(tensors)
+        assert all(map(torch.equal, tensors, expected)), (case, sizes)
+
+
+class Remembers(torch.nn.Module):
+    """Reads buffers that each batch changes: statistics, a number, one in another order, one that is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.linear = torch.nn.Linear(6, 3)
+        self.register_buffer("turned", torch.zeros(3, 6).t())
+        self.register_buffer("replaced", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = self.linear(self.norm(x) + self.replaced + self.turned.sum(1) * self.norm.running_mean)
+        with torch.no_grad():
+            self.turned.add_(x[:3].t())
+            self.replaced = self.replaced * 0.5 + x.mean(0)
+        return read
+
+
+def in_ddp(memory: SharedMemory, rank: int) -> None:
+    """Two steps of a model in DDP with our hooks and with none."""
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        module = DistributedDataParallel(Remembers())
+        if ours:
+            ddp_exchange.exchange_by(memory, module)
+        chance = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            module(torch.randn(5, 6, generator=chance)).square().sum().backward()
+        found.append([*(one.grad for one in module.parameters()), *module.buffers()])
+    # With three workers gloo adds up in another order.
+    assert all(torch.allclose(*pair, rtol=1e-6, atol=1e-6) for pair in zip(*found, strict=True))
+    assert memory.workers > 2 or all(map(torch.equal, *found))
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
 
@@ -44,8 +45,7 @@ class DdpEngine(TorchEngine):
         )
         memory = shared_memory.connect(workers) if cfg.shared_memory else None
         if memory is not None:
-            # torch compares a hook's annotations with its classes, and ours are texts.
-            module.register_comm_hook(memory, lambda given, bucket: shared_memory.average(given, bucket))
+            ddp_exchange.exchange_by(memory, module)
         return module
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
