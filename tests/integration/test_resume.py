@@ -268,11 +268,12 @@ def queues(train, folder):
     made = {}
 
     def make(kind, *more, workers=None):
-        if (kind, more) not in made:
-            workers = workers or WORKERS.get(kind, 2)
-            made[kind, more] = train(folder, *words, *QUEUE_STEPS, *QUEUE_KINDS[kind], *more, workers=workers)
-            assert made[kind, more].status == "FINISHED", made[kind, more].report
-        return made[kind, more]
+        workers = workers or WORKERS.get(kind, 2)
+        key = kind, more, workers
+        if key not in made:
+            made[key] = train(folder, *words, *QUEUE_STEPS, *QUEUE_KINDS[kind], *more, workers=workers)
+            assert made[key].status == "FINISHED", made[key].report
+        return made[key]
 
     return make
 
