@@ -104,7 +104,7 @@ def gathered(digests: dict[str, str], group: dist.ProcessGroup) -> list[dict[str
 def digest(value: torch.Tensor) -> str:
     """A hash of dtype, shape and bytes of a tensor."""
     state = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=16)
-    state.update(memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    state.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 
