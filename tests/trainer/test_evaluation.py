@@ -36,7 +36,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def evaluated(rank: int, words: list[str]) -> tuple[torch.Tensor, ...]:
-    """After a step on images of its own: the running means before, in and after an evaluation of these, and its loss."""
+    """After a step on images of its own: the running means before, in and after an evaluation, and its loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
