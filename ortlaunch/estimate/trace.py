@@ -22,7 +22,8 @@ from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
-from ortlaunch.trainer.checkpoint.host import HostMemory
+from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
+from ortlaunch.trainer.checkpoint.own_buffers import plain_buffers
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.seeds import make_deterministic
@@ -333,7 +334,7 @@ class Rehearsal:
             # and the first one's is the largest.
             memory = _Counted()
             with self._made_up():
-                engine.snapshot(_NOWHERE, shared=False, memory=memory)
+                self._copy(engine, shared=False, memory=memory)
             self._copied = memory.size
             self._meter.take_peak()
         found: dict[str, Use] = {}
@@ -356,14 +357,14 @@ class Rehearsal:
         if self._compares_after_evaluations and compares_beside_copy(train):
             self._evaluate_before_comparison(engine)
         with self._made_up(), memory.copying(keep=copies > 1):
-            write = engine.snapshot(_NOWHERE, shared=copies == 0, memory=memory)
+            written = self._copy(engine, shared=copies == 0, memory=memory)
         alone = self._meter.take_peak()
         if copies == 0:
             return alone
         if copies == 1:
             # How far the step comes while the copy is written is chance. At least is what is there without the step.
-            held = [write]
-            del write
+            held = [written]
+            del written
             while_written = self._operations_in(self._copied / self._writers / _WRITTEN_PER_SECOND)
             with self._meter.after(while_written, held.clear) if is_gone else contextlib.nullcontext():
                 self._step(engine)
@@ -377,6 +378,15 @@ class Rehearsal:
         elif train.eval_every is not None and train.eval_every < train.steps:
             self._evaluate(engine)
         return _larger(alone, self._meter.take_peak())
+
+    def _copy(self, engine: Engine, *, shared: bool, memory: HostMemory) -> object:
+        """Makes a worker's copy for a checkpoint, of the engine's state and of the buffers beside it; returns it."""
+        write = engine.snapshot(_NOWHERE, shared=shared, memory=memory)
+        buffers = plain_buffers(engine.inner)
+        if buffers and (self._workers.world_size == 1 or engine.sends_buffers):
+            in_state = engine.inner.state_dict()
+            buffers = {name: value for name, value in buffers.items() if name not in in_state}
+        return write, to_host(buffers, shared=shared, memory=memory)
 
     def _operations_in(self, seconds: float) -> float:
         """Floating-point operations of a step in so many seconds, roughly."""

@@ -20,7 +20,9 @@ from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
+from ortlaunch.trainer.buffers import take_first_workers_buffers
 from ortlaunch.trainer.checkpoint import resume, rng
+from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.engine import Engine
@@ -50,6 +52,7 @@ class Built:
     model: torch.nn.Module
     shapes: dict[str, list[int]]
     """Shape of each parameter and buffer, by name."""
+    buffers: OwnBuffers
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Parts:
     batches: Lookahead
     model: torch.nn.Module
     shapes: dict[str, list[int]]
+    buffers: OwnBuffers
     flops_per_sample: float | None
     engine: Engine
     backend: BackendRun
@@ -135,10 +139,12 @@ def build_model(context: RunContext, data: Data) -> Built:
     check_precision(model)
     shapes = resume.shapes_of(model)
     resume.check_model(start, shapes)
+    buffers = OwnBuffers(model, shapes)
+    resume.check_buffers(start, buffers.shapes)
     if config.model.weights is not None and start.path is None:
         load_weights(model, Path(config.model.weights))
     check_vocabulary(model, data.loader.vocab_size)
-    return Built(data, model, shapes)
+    return Built(data, model, shapes, buffers)
 
 
 def wrap_model(context: RunContext, built: Built) -> Wrapped:
@@ -164,12 +170,17 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
 
 def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) -> Restored:
     """Loads the engine's state from the checkpoint, if the run starts from one."""
-    start, engine = wrapped.built.data.start, wrapped.engine
+    start, engine, built = wrapped.built.data.start, wrapped.engine, wrapped.built
     if start.path is not None:
         (first,) = wrapped.batches.peek(1)
         # A copy, since a forward may change its inputs in place, and the batch is trained on later.
-        engine.warm_up({name: tensor.to(context.workers.device, copy=True) for name, tensor in first.items()})
+        with built.buffers.kept():
+            engine.warm_up({name: tensor.to(context.workers.device, copy=True) for name, tensor in first.items()})
         engine.restore(start.path / ENGINE, start.workers, context.run.scratch, context.control)
+        built.buffers.load(start.buffers)
+        if start.workers != context.workers.world_size > 1:
+            # DeepSpeed may have given each worker those of the worker that it reads from.
+            take_first_workers_buffers(built.model)
     return Restored(wrapped, {**startup, "startup/build_seconds": time.perf_counter() - context.entered})
 
 
@@ -196,6 +207,7 @@ def seed_training(context: RunContext, checked: Checked) -> Parts:
         batches=wrapped.batches,
         model=built.model,
         shapes=built.shapes,
+        buffers=built.buffers,
         flops_per_sample=wrapped.flops_per_sample,
         engine=wrapped.engine,
         backend=checked.backend,

@@ -23,6 +23,8 @@ class Engine(ABC):
 
     inner: torch.nn.Module
     """The module that the backend returned: the plain model, or an ORTModule."""
+    sends_buffers: bool = False
+    """Whether all workers take the first one's buffers before a step. Otherwise each worker has its own."""
     guard: Guard
     """Keeps losses and gradients that are not finite out of the weights."""
     forward_done: Callable[[], None] = staticmethod(lambda: None)

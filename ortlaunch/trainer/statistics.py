@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -28,12 +27,6 @@ def normalize_in_fp32(model: nn.Module) -> None:
     """
     for module in with_statistics(model):
         module.forward = partial(type(module).forward, _InFp32(module))  # type: ignore[method-assign,arg-type]
-
-
-def take_first_workers_buffers(model: nn.Module) -> None:
-    """Gives all workers the first one's buffers, which checkpoints and weights hold; every worker must call it."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
 
 
 class _InFp32:

@@ -82,10 +82,17 @@ def _probation(context: RunContext, parts: Parts, stop: StopRequests) -> Probati
 
 def _step_end(context: RunContext, observed: Observed, feed: Feed, stop: StopRequests) -> StepEnd:
     train = context.config.train
-    saver = Saver(store.Store(context.run.checkpoints, train.keep_checkpoints), context.workers, context.writers)
+    parts = observed.parts
+    saver = Saver(
+        store.Store(context.run.checkpoints, train.keep_checkpoints),
+        context.workers,
+        context.writers,
+        parts.buffers,
+        sends_buffers=parts.engine.sends_buffers,
+    )
     return StepEnd(
         train,
-        observed.parts.engine,
+        parts.engine,
         saver,
         stop,
         context.watch,

@@ -208,11 +208,41 @@ def test_a_worker_keeps_its_copy_until_the_first_one_has_written_a_larger_one() 
         micro_step=lambda _batch, last: None,
         step=lambda: None,
         snapshot=snapshot,
+        inner=torch.nn.Module(),
         known_discarded=False,
     )
     assert list(rehearsal._snapshots(engine)) == [OTHERS_CHECKPOINT, "checkpoint"]
     seconds = 300 * 4 / trace_module._WRITTEN_PER_SECOND
     assert written == [pytest.approx(seconds * trace_module._OPERATIONS_PER_SECOND)] * 2
+
+
+class Queue(torch.nn.Module):
+    """Keeps a mebibyte of what it has seen in its state dict, and two beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(64, 10)
+        self.register_buffer("queue", torch.zeros(QUARTER))
+        self.register_buffer("seen", torch.zeros(2 * QUARTER), persistent=False)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.out(pixel_values.flatten(1))
+
+
+def test_buffers_in_no_state_dict_are_copied_too() -> None:
+    words = ("model=factory", f"model.target={__name__}:Queue", "train.checkpoint_every=2", "train.steps=4")
+    use = traced(*words).phases["checkpoint"]
+    assert 6 * MIB < use.least < 6.2 * MIB
+
+
+@pytest.mark.parametrize(("sends", "copied"), [(True, 2), (False, 3)])
+def test_workers_that_have_their_own_buffers_copy_them_to_compare_them(sends: bool, copied: int) -> None:
+    config = to_config(compose(["model=mlp", "trainer=fsdp", "backend=eager", "device=cpu"]))
+    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], ProcessMeter(), is_fake=False)
+    engine: Any = SimpleNamespace(inner=Queue(), sends_buffers=sends, snapshot=lambda _folder, shared, memory: None)
+    memory = trace_module._Counted()
+    rehearsal._copy(engine, shared=False, memory=memory)
+    assert memory.size == copied * MIB
 
 
 def test_the_ledger_tells_when_so_many_operations_are_made() -> None:
@@ -273,6 +303,7 @@ def test_what_comes_between_two_checkpoints_is_beside_the_copy(monkeypatch: pyte
         micro_step=lambda _batch, last: None,
         step=lambda: None,
         snapshot=snapshot,
+        inner=torch.nn.Module(),
         known_discarded=False,
     )
     rehearsal._checkpoint(engine)
@@ -397,6 +428,7 @@ def test_gradients_are_compared_beside_the_copy_of_a_checkpoint_where_a_run_does
         evaluate=lambda _batch: None,
         micro_step=lambda _batch, last: seen.append("step"),
         snapshot=lambda _folder, shared, memory: seen.append("copied"),
+        inner=torch.nn.Module(),
         step=lambda: None,
         known_discarded=False,
     )

@@ -36,7 +36,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def evaluated(rank: int, words: list[str]) -> tuple[torch.Tensor, ...]:
-    """After a step on images of its own: the running means before and after an evaluation of these, and its loss."""
+    """After a step on images of its own: the running means before, in and after an evaluation, and its loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
@@ -48,7 +48,8 @@ def evaluated(rank: int, words: list[str]) -> tuple[torch.Tensor, ...]:
     mine = model[1].running_mean.clone()
     with engine.evaluating():
         loss = engine.evaluate(batch)
-    return mine, model[1].running_mean.clone(), loss
+        evaluated = model[1].running_mean.clone()
+    return mine, evaluated, model[1].running_mean.clone(), loss
 
 
 def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path) -> None:
@@ -56,10 +57,15 @@ def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path) -> None:
     in_two(worker, str(tmp_path))
     ranks = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)]
     for kind in KINDS:
-        (first, of_first, loss), (second, of_second, other) = (found[kind] for found in ranks)
+        (first, of_first, first_after, loss), (second, of_second, second_after, other) = (
+            found[kind] for found in ranks
+        )
         assert not torch.equal(first, second), kind
         assert torch.equal(of_first, first), kind
         assert torch.equal(of_second, first), kind
+        # Training goes on as if there had been no evaluation. DDP sends the first worker's before a step anyway.
+        assert torch.equal(first_after, first), kind
+        assert torch.equal(second_after, first if kind == "ddp" else second), kind
         assert torch.equal(loss, other), kind
 
 

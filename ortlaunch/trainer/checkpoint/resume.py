@@ -19,7 +19,8 @@ from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint import reading
-from ortlaunch.trainer.checkpoint.saver import WORKERS
+from ortlaunch.trainer.checkpoint.own_buffers import Saved
+from ortlaunch.trainer.checkpoint.saver import BUFFERS, WORKERS
 from ortlaunch.trainer.workers import Workers
 
 _SHOWN = 5
@@ -36,8 +37,10 @@ class Start:
     """The checkpoint's facts."""
     own: dict[str, Any] = field(default_factory=dict)
     """The state that the worker of this rank saved; empty if there was no such worker."""
+    buffers: Saved = field(default_factory=dict)
+    """The buffers that the engine's state lacks, as this worker takes them."""
     notes: list[str] = field(default_factory=list)
-    """Why newer checkpoints were skipped, one line each."""
+    """What the user should know of the choice, one line each."""
     abandoned: list[Path] = field(default_factory=list)
     """Checkpoints in the run folder that no longer belong to the run; see `leave_behind`."""
 
@@ -134,6 +137,21 @@ def check_model(start: Start, shapes: dict[str, list[int]]) -> None:
         RequestError: names or shapes differ. The message lists some of them.
     """
     if start.path is not None and (lines := differences(start.meta["shapes"], shapes)):
+        raise RequestError(f"{start.path} is of another model:\n" + "\n".join(lines))
+
+
+def check_buffers(start: Start, shapes: dict[str, list[int]]) -> None:
+    """Refuses a checkpoint of another model, by the buffers that are in no state dict.
+
+    Args:
+        start: the place where training begins.
+        shapes: the shape of each of them in the plain model as it was built, by name.
+
+    Raises:
+        RequestError: names or shapes differ. The message lists some of them.
+    """
+    stored = {name: one["shape"] for name, one in start.buffers.items() if one["shape"] is not None}
+    if lines := differences(stored, {name: shape for name, shape in shapes.items() if name in stored}):
         raise RequestError(f"{start.path} is of another model:\n" + "\n".join(lines))
 
 
@@ -303,9 +321,28 @@ def _from_first(choice: _Choice, group: dist.ProcessGroup) -> _Choice:
 
 def _read(path: Path, choice: _Choice, workers: Workers) -> Start:
     """Reads a checkpoint's facts and this worker's own state."""
-    file = path / WORKERS / f"rank-{workers.rank}.pt"
-    own = reading.load(file) if file.is_file() else {}
-    return Start(path, store.read_meta(path), own, choice.notes, choice.abandoned)
+    own, meta = _own_of(path, workers.rank), store.read_meta(path)
+    if BUFFERS not in meta:  # A checkpoint of an older version.
+        return Start(path, meta, own, notes=choice.notes, abandoned=choice.abandoned)
+    then = int(meta.get("workers", 0))
+    buffers = dict((own if workers.is_first else _own_of(path, 0)).get(BUFFERS, {}))
+    notes = list(choice.notes)
+    if then == workers.world_size:
+        buffers |= own.get(BUFFERS, {})
+    elif differing := meta[BUFFERS]:
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        notes.append(
+            f"{path} was written by {counted(then, 'worker')}, which differed in the buffers "
+            f"{', '.join(differing[:_SHOWN])}{more}: in this run of {counted(workers.world_size, 'worker')} all begin "
+            "with the first one's"
+        )
+    return Start(path, meta, own, buffers, notes, choice.abandoned)
+
+
+def _own_of(path: Path, rank: int) -> dict[str, Any]:
+    """What the worker of a rank has saved in a checkpoint; empty if there was no such worker."""
+    file = path / WORKERS / f"rank-{rank}.pt"
+    return dict(reading.load(file)) if file.is_file() else {}
 
 
 def _check_run(config: Config, start: Start, workers: Workers) -> None:

@@ -14,12 +14,17 @@ import torch.distributed as dist
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run.checkpoints import Store, name_of
+from ortlaunch.trainer.checkpoint import own_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, save_file
+from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers, Saved
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
 
 ENGINE, WORKERS = "engine", "workers"
 """The folders in a checkpoint: one for the engine's files, and one with a file for each worker."""
+BUFFERS = "buffers"
+"""In a worker's file: the buffers that the engine's files lack. In ``run.json``: the names of those in which a worker
+differed from the first one."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,28 @@ class Snapshot(Protocol):
 class Saver:
     """Saves this worker's state together with the others'. All workers must make the same calls in the same order."""
 
-    def __init__(self, store: Store, workers: Workers, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        store: Store,
+        workers: Workers,
+        group: dist.ProcessGroup,
+        buffers: OwnBuffers | None = None,
+        *,
+        sends_buffers: bool = False,
+    ) -> None:
         """
         Args:
             store: the run's checkpoints. Only the first worker creates and commits them.
             workers: this worker's place.
             group: a process group of all workers on the CPU, which only this saver's thread uses.
+            buffers: this worker's; None where the engine's state has all that counts.
+            sends_buffers: as `Engine.sends_buffers`.
         """
         self._store = store
         self._workers = workers
         self._group = group
+        self._buffers = buffers
+        self._each_has_own = workers.world_size > 1 and not sends_buffers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Written] | None = None
         self._memory = HostMemory()
@@ -94,7 +111,8 @@ class Saver:
         # The previous checkpoint is written, or has failed: nothing reads its copy any more.
         with self._memory.copying(keep=keep_memory):
             write = snapshot(partial / ENGINE, shared=shared, memory=self._memory)
-        self._pending = self._thread.submit(self._write, step, write, own, meta, refusal)
+            copied = self._copied_buffers(shared)
+        self._pending = self._thread.submit(self._write, step, write, copied, own, meta, refusal)
         return ended
 
     def ended(self) -> list[Written]:
@@ -106,21 +124,46 @@ class Saver:
         pending, self._pending = self._pending, None
         return [pending.result()] if pending is not None else []
 
-    def _write(self, step: int, write: Write, own: dict[str, Any], meta: dict[str, Any], refusal: str) -> Written:
+    def _copied_buffers(self, shared: bool) -> Saved:
+        """Copies of the buffers that this worker may have to save beside the engine's state."""
+        if self._buffers is None or not (self._each_has_own or self._workers.is_first):
+            return {}
+        return self._buffers.copied(all_of_them=self._each_has_own, shared=shared, memory=self._memory)
+
+    def _write(
+        self, step: int, write: Write, copied: Saved, own: dict[str, Any], meta: dict[str, Any], refusal: str
+    ) -> Written:
         begin = time.perf_counter()
         partial = self._store.partial(step)
         file = partial / WORKERS / f"rank-{self._workers.rank}.pt"
         is_first = self._workers.is_first
         error = self._together(lambda: self._prepare(step, refusal))
         error = error or self._together(lambda: write(self._group))
-        error = error or self._together(lambda: save_file(own, file))
-        error = error or self._together(lambda: self._store.commit(step, meta) if is_first else None)
+        digests: dict[str, str] = {}
+        error = error or self._together(
+            lambda: digests.update((name, own_buffers.digest(one["value"])) for name, one in copied.items())
+        )
+        saved, differing = ({}, []) if error else self._buffers_to_save(copied, digests)
+        error = error or self._together(lambda: save_file({**own, BUFFERS: saved}, file))
+        facts = {**meta, BUFFERS: differing}
+        error = error or self._together(lambda: self._store.commit(step, facts) if is_first else None)
         untidy = ""
         if error and is_first:
             self._store.abandon(step)
         elif is_first:
             untidy = self._tidied(step)
         return Written(step, time.perf_counter() - begin, error, untidy)
+
+    def _buffers_to_save(self, copied: Saved, digests: dict[str, str]) -> tuple[Saved, list[str]]:
+        """Returns the buffers that this worker saves, and the names of those in which a worker differs from the first.
+
+        All workers must call it.
+        """
+        everyone = own_buffers.gathered(digests, self._group) if self._each_has_own else [digests]
+        names = sorted({name for one in everyone for name in own_buffers.differing(one, everyone[0])})
+        if not self._workers.is_first:
+            return {name: copied[name] for name in own_buffers.differing(digests, everyone[0])}, names
+        return (self._buffers.changed(copied, digests) if self._buffers is not None else {}), names
 
     def _tidied(self, step: int) -> str:
         """Brings links and earlier checkpoints up to date; returns why that failed, empty if it did not."""

@@ -28,6 +28,7 @@ class DdpEngine(TorchEngine):
     """Every worker holds the whole model, and gradients are averaged over the workers."""
 
     _module: DistributedDataParallel
+    sends_buffers = True
     _left_out: tuple[torch.nn.Parameter, ...] = ()
     """The parameters that had no gradient in the first backward under ONNX Runtime."""
 

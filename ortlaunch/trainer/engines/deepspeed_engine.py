@@ -18,6 +18,7 @@ from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -27,7 +28,7 @@ from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
 from ortlaunch.trainer.schedule import build_scheduler
-from ortlaunch.trainer.statistics import normalize_in_fp32, take_first_workers_buffers
+from ortlaunch.trainer.statistics import normalize_in_fp32
 from ortlaunch.trainer.workers import Workers
 
 
@@ -92,8 +93,7 @@ class DeepSpeedEngine(Engine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        take_first_workers_buffers(self.inner)
-        with evaluation(self._engine), torch.no_grad():
+        with first_workers_buffers(self.inner), evaluation(self._engine), torch.no_grad():
             yield
 
     @property

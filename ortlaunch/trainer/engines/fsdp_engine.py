@@ -17,10 +17,11 @@ from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
 from ortlaunch.models.task import Batch, Task
+from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.precision import DTYPES, cast_inputs
-from ortlaunch.trainer.statistics import take_first_workers_buffers, with_statistics
+from ortlaunch.trainer.statistics import with_statistics
 from ortlaunch.trainer.workers import Workers
 
 
@@ -74,8 +75,7 @@ class FsdpEngine(TorchEngine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        take_first_workers_buffers(self.inner)
-        with super().evaluating():
+        with first_workers_buffers(self.inner), super().evaluating():
             yield
         # No backward follows an evaluation, so the parameters that the last forward gathered are freed here.
         for module in self.inner.modules():
