@@ -18,10 +18,10 @@ from tests.gpu.needed import needed, read_machine, read_pins, read_roots, requir
 from tests.gpu.proof import numbers, speed, watching
 from tests.gpu.proof.budget import Budget, OutOfTime
 from tests.gpu.proof.numbers import SMALL, TRAINERS, furthest
-from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, judged
+from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, end_with_children, judged
 from tests.gpu.proof.report import LONGEST, Outcome, Report, Row, Table
 from tests.gpu.proof.speed import speed_words
-from tests.gpu.proof.survival import KEPT, SLOW
+from tests.gpu.proof.survival import KEPT, SLOW, end_of, reach
 from tests.gpu.proof.watching import PROFILED, WATCHED
 from tests.gpu.prove import Section, prove
 from tests.support.waiting import until
@@ -158,6 +158,21 @@ def test_a_run_that_compiles_on_a_cpu_is_slow_and_not_hung(proof: Proof, monkeyp
         short.train("train.steps=1000000", long=True)
     with pytest.raises(Failed, match="no end after 0 s"):
         replace(proof, budget=Budget(60)).train("train.steps=1000001")
+
+
+def test_a_run_to_kill_that_is_slow_is_skipped_and_one_that_ends_has_failed(proof: Proof, tmp_path: Path) -> None:
+    """A section that had no time left for its kill counted as failed."""
+    slow = proof.start(["-I", "-S", "-c", "import time; time.sleep(600)"], tmp_path)
+    try:
+        with pytest.raises(OutOfTime, match="before step 8"):
+            reach(replace(proof, budget=Budget(0.3)), slow, tmp_path, 8)
+        with pytest.raises(OutOfTime, match="before the end"):
+            end_of(replace(proof, budget=Budget(0.3)), slow)
+    finally:
+        end_with_children(slow.pid)
+    slow.communicate(timeout=60)
+    with pytest.raises(Failed, match="it ended before step 8: exit code 1: no model"):
+        reach(proof, proof.start(["-I", "-S", "-c", "import sys; sys.exit('no model')"], tmp_path), tmp_path, 8)
 
 
 def test_a_cpu_shows_once_that_the_watch_for_syncs_is_in_place(proof: Proof) -> None:
