@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,12 +15,13 @@ from ortlaunch.cli import dispatch
 from ortlaunch.config import devices
 from ortlaunch.launch.local import launcher, rules
 from tests.gpu.needed import needed, read_machine, read_pins, read_roots, requirements_in
+from tests.gpu.proof import numbers, speed, watching
 from tests.gpu.proof.budget import Budget, OutOfTime
 from tests.gpu.proof.numbers import SMALL, TRAINERS, furthest
-from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, judged
+from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, end_with_children, judged
 from tests.gpu.proof.report import LONGEST, Outcome, Report, Row, Table
 from tests.gpu.proof.speed import speed_words
-from tests.gpu.proof.survival import KEPT, SLOW
+from tests.gpu.proof.survival import KEPT, SLOW, end_of, reach
 from tests.gpu.proof.watching import PROFILED, WATCHED
 from tests.gpu.prove import Section, prove
 from tests.support.waiting import until
@@ -55,6 +57,11 @@ def test_the_report_has_a_table_for_each_theme_and_its_counts() -> None:
     assert "## Second (not over)" in page
 
 
+def test_the_report_says_how_skipped_rows_are_reached() -> None:
+    page = Report("Proof", {}, [Table("First", [Row("a", "b", "no time", Outcome.skipped)])]).markdown()
+    assert "- for what was skipped: --only and the section's name, with more --minutes" in page
+
+
 @pytest.mark.parametrize(("outcome", "code"), [(one, int(one is Outcome.failed)) for one in Outcome])
 def test_only_a_failed_row_makes_exit_code_1(outcome: Outcome, code: int) -> None:
     assert Report("Proof", {}, [Table("First", [Row("a", "b", "c", outcome)])]).exit_code == code
@@ -67,7 +74,7 @@ def test_a_section_has_its_own_time_and_never_more_than_is_left() -> None:
         assert budget.take(50) == 30
         assert budget.take(10) == 10
         clock.now = 28
-        with pytest.raises(OutOfTime, match="2 s were left, and it takes more than 5 s"):
+        with pytest.raises(OutOfTime, match="the section had 2 s left, and it takes more than 5 s"):
             budget.take(50, least=5)
     assert budget.left == 72
     clock.now = 90
@@ -130,6 +137,55 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(proof: Proof, tmp_pa
     assert time.monotonic() - began < 200
     child = int(str(caught.value).split()[-1])
     until(lambda: not is_running(child))
+
+
+@pytest.mark.parametrize(("jobs", "place"), [(1, -1), (4, len(TRAINERS))])
+def test_no_row_waits_for_the_compilation(proof: Proof, jobs: int, place: int) -> None:
+    """It is the longest, and the rows after it were never reached on two cores."""
+    over = replace(proof, jobs=jobs, budget=Budget(0))
+    rows = list(numbers.rows(over))
+    assert rows[place].what == "torch.compile under DDP, fp32"
+    assert list(speed.rows(over))[-1].what == "torch.compile"
+    assert {row.outcome for row in rows} == {Outcome.skipped, Outcome.not_possible}
+    assert rows[place].seen == "the section had 0 s left, and it takes more than 5 s"
+
+
+def test_a_run_that_compiles_on_a_cpu_is_slow_and_not_hung(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.gpu.proof.proof.LONGEST_RUN", 0.2)
+    monkeypatch.setattr("tests.gpu.proof.proof._LEAST", 0.0)
+    short = replace(proof, budget=Budget(0.5))
+    with pytest.raises(OutOfTime, match="the section's time was over when it had run for"):
+        short.train("train.steps=1000000", long=True)
+    with pytest.raises(Failed, match="no end after 0 s"):
+        replace(proof, budget=Budget(60)).train("train.steps=1000001")
+
+
+def test_a_run_to_kill_that_is_slow_is_skipped_and_one_that_ends_has_failed(proof: Proof, tmp_path: Path) -> None:
+    """A section that had no time left for its kill counted as failed."""
+    slow = proof.start(["-I", "-S", "-c", "import time; time.sleep(600)"], tmp_path)
+    try:
+        with pytest.raises(OutOfTime, match="before step 8"):
+            reach(replace(proof, budget=Budget(0.3)), slow, tmp_path, 8)
+        with pytest.raises(OutOfTime, match="before the end"):
+            end_of(replace(proof, budget=Budget(0.3)), slow)
+    finally:
+        end_with_children(slow.pid)
+    slow.communicate(timeout=60)
+    with pytest.raises(Failed, match="it ended before step 8: exit code 1: no model"):
+        reach(proof, proof.start(["-I", "-S", "-c", "import sys; sys.exit('no model')"], tmp_path), tmp_path, 8)
+
+
+def test_a_cpu_shows_once_that_the_watch_for_syncs_is_in_place(proof: Proof) -> None:
+    """Its runs under the other trainers took a minute of two cores and showed no more."""
+    _, *syncs = watching.rows(replace(proof, budget=Budget(0)))
+    assert [row.outcome for row in syncs] == [Outcome.skipped, *[Outcome.not_possible] * 2]
+
+
+def test_what_was_compiled_before_is_not_used(proof: Proof, tmp_path: Path) -> None:
+    """A proof changes nothing else on the machine, and a compilation is not shorter for what it compiled before."""
+    program = "import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    folder = proof.command(["-I", "-S", "-c", program], tmp_path).output.strip()
+    assert Path(folder).is_relative_to(proof.folder)
 
 
 def is_running(pid: int) -> bool:

@@ -87,6 +87,7 @@ def main() -> int:
     report = Report(f"ortlaunch on {arguments.device}", _facts(arguments.device, workers))
 
     def changed() -> None:
+        report.facts["load of the last minute"] = f"{os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores"
         report.facts["took"] = f"{time.monotonic() - began:.0f} s of {60 * arguments.minutes:.0f} s"
         arguments.report.write_text(report.markdown())
 

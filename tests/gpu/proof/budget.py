@@ -45,5 +45,5 @@ class Budget:
         """
         left = self.left
         if left <= least:
-            raise OutOfTime(f"{left:.0f} s were left, and it takes more than {least:.0f} s")
+            raise OutOfTime(f"the section had {left:.0f} s left, and it takes more than {least:.0f} s")
         return min(most, left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -110,8 +111,13 @@ class Proof:
         with ThreadPoolExecutor(self.jobs if together else 1) as pool:
             yield from pool.map(judged, checks)
 
-    def train(self, *words: str, device: str | None = None) -> Training:
+    def train(self, *words: str, device: str | None = None, long: bool = False) -> Training:
         """A run with these keys, made once however many checks ask for it.
+
+        Args:
+            words: its keys.
+            device: another one than the proof's.
+            long: it compiles. On a CPU whose cores other work shares that has no bound but the section's time.
 
         Raises:
             Failed: it did not finish.
@@ -124,14 +130,15 @@ class Proof:
             found = self._trainings.setdefault(key, Future())
         if mine:
             try:
-                found.set_result(self._trained(*key))
+                found.set_result(self._trained(*key, long=long))
             except BaseException as error:
                 found.set_exception(error)
         return found.result()
 
-    def _trained(self, device: str, *words: str) -> Training:
+    def _trained(self, device: str, *words: str, long: bool) -> Training:
         folder = self.new_folder()
-        ended = self.command(["-m", "ortlaunch", *self.keys(device), *words], folder)
+        most = math.inf if long and not self.is_cuda else LONGEST_RUN
+        ended = self.command(["-m", "ortlaunch", *self.keys(device), *words], folder, most=most)
         if ended.code:
             raise Failed(ended.tail)
         return Training(folder)
@@ -166,7 +173,7 @@ class Proof:
             except subprocess.TimeoutExpired:
                 output = "something that it started still holds its output"
             if seconds < most:
-                raise OutOfTime(f"its time was over after {seconds:.0f} s") from None
+                raise OutOfTime(f"the section's time was over when it had run for {seconds:.0f} s") from None
             raise Failed(f"no end after {seconds:.0f} s: {output[-1000:]}") from None
         except BaseException:
             # An interrupt of the proof leaves no training behind.
@@ -178,7 +185,10 @@ class Proof:
         self, words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Starts Python with `words`; output and errors come by one pipe."""
-        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "ORTLAUNCH_CACHE": str(self.folder / "cache")}
+        cache = self.folder / "cache"
+        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "ORTLAUNCH_CACHE": str(cache)}
+        # Triton's cache is in it too. What was compiled on this machine before would make a compilation look short.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
         # One line in a worker's log says that NCCL made a communicator.
         environment |= {"NCCL_DEBUG": "VERSION", "PYTHONUTF8": "1", **(variables or {})}
         return subprocess.Popen(

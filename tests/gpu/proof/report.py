@@ -68,7 +68,10 @@ class Report:
     def markdown(self) -> str:
         """The report as a page."""
         lines = [f"# {self.title}", "", *(f"- {name}: {value}" for name, value in self.facts.items())]
-        lines += [f"- rows: {self.summary}", ""]
+        lines.append(f"- rows: {self.summary}")
+        if self.counts[Outcome.skipped]:
+            lines.append("- for what was skipped: --only and the section's name, with more --minutes")
+        lines.append("")
         for table in self.tables:
             took = "not over" if table.seconds is None else f"{table.seconds:.0f} s"
             lines += [f"## {table.title} ({took})", "", "| what | expected | seen | |", "| --- | --- | --- | --- |"]

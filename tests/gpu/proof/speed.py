@@ -38,7 +38,7 @@ class Work:
 WORKS = {
     "cuda": Work("gpt2", 60, 16, 1024, "bf16", least=0.95),
     # Beside other work on the same cores, single rounds differ by a tenth.
-    "cpu": Work("gpt2_nano", 30, 4, 128, "fp32", least=0.85),
+    "cpu": Work("gpt2_nano", 20, 4, 128, "fp32", least=0.85),
 }
 
 
@@ -82,17 +82,19 @@ class Speed:
         what = f"{work.model}, {work.batch_size} x {work.seq_len} tokens per worker, {work.precision}"
         checks = [
             Check(f"eager: {what}", "a steady median", self._eager),
+            Check("MLflow: ortlaunch compare", "the run, from its SQLite store", self._compare),
             Check(
                 "the same by a script by hand",
                 f"ours at least {work.least} of it, {_ROUNDS} rounds in turns",
                 self._ratio,
             ),
-            Check("torch.compile", "faster than eager" if self._proof.is_cuda else "a steady median", self._compiled),
             Check("MFU by the package's table of peaks", "the device is in it; above 0 %, at most 100 %", self._mfu),
             Check("a matrix product of bf16 against that table", "half of the peak to all of it", self._product),
             Check("peak memory against the script's", "at most 1.1 of it", self._memory),
         ]
-        return [*checks, Check("MLflow: ortlaunch compare", "the run, from its SQLite store", self._compare)]
+        # The longest comes last, so that it takes no other row's time.
+        compiled = "faster than eager" if self._proof.is_cuda else "a steady median"
+        return [*checks, Check("torch.compile", compiled, self._compiled)]
 
     def _ours(self, number: int = 0) -> Training:
         """A measured run; a further number makes a further run."""
@@ -107,18 +109,21 @@ class Speed:
         )
 
     def _ratio(self) -> str:
-        ratios = []
+        ratios: list[float] = []
+        busy = 0.0
         for number in range(_ROUNDS):
             ours = self._ours(number)
             self._by_hand.append(self._script())
             theirs = self._by_hand[-1].tokens_per_second
             ratios.append(ours.last("summary/tokens_per_second_median") / theirs)
-        ratio = statistics.median(ratios)
-        text = f"{theirs:,.0f} tokens/s by hand; ours {ratio:.2f} of it ({', '.join(f'{one:.2f}' for one in ratios)})"
-        if ratio < self._work.least:
-            busy = max(self._ours(number).last("summary/other_cpu_percent") for number in range(_ROUNDS))
-            if busy >= _BUSY_PERCENT:
+            ratio = statistics.median(ratios)
+            each = ", ".join(f"{one:.2f}" for one in ratios)
+            text = f"{theirs:,.0f} tokens/s by hand; ours {ratio:.2f} of it ({each})"
+            busy = max(busy, ours.last("summary/other_cpu_percent"))
+            # A further round beside other work would say no more than this one, and take as long.
+            if ratio < self._work.least and busy >= _BUSY_PERCENT:
                 raise NotPossible(f"other work used up to {busy:.0f} % of the cores; {text}")
+        if ratio < self._work.least:
             raise Failed(text)
         return text
 
@@ -149,7 +154,8 @@ class Speed:
         return ByHand(self._proof.workers * work.batch_size * work.seq_len / step, found["peak_gib"])
 
     def _compiled(self) -> str:
-        run = self._proof.train(*speed_words(self._proof.device, self._data), "backend=compile", "name=compile")
+        words = (*speed_words(self._proof.device, self._data), "backend=compile", "name=compile")
+        run = self._proof.train(*words, long=True)
         mine = run.last("summary/tokens_per_second_median")
         ratio = mine / self._ours().last("summary/tokens_per_second_median")
         text = f"{mine:,.0f} tokens/s, {ratio:.2f} of eager's"

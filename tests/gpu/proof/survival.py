@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.gpu.proof.budget import OutOfTime
 from tests.gpu.proof.numbers import SMALL, STEPS, furthest
 from tests.gpu.proof.proof import LONGEST_RUN, Check, Ended, Failed, Proof, Training, end_with_children, run_dir_in
 from tests.gpu.proof.report import Row
@@ -57,9 +58,9 @@ def _killed(proof: Proof) -> str:
     proof.budget.take(LONGEST_RUN, 20)
     started = proof.start(["-m", "ortlaunch", *proof.keys(), *KEPT, SLOW], folder)
     try:
-        step = _reach(proof, folder, _KILL_AT)
+        step = reach(proof, started, folder, _KILL_AT)
         _worker(run_dir_in(folder), 0).send_signal(signal.SIGKILL)
-        ended = _end_of(proof, started)
+        ended = end_of(proof, started)
     finally:
         end_with_children(started.pid)
     if ended.code != 1:
@@ -70,16 +71,49 @@ def _killed(proof: Proof) -> str:
     return f"killed after step {step}, exit code 1; resumed: " + furthest(Training(folder).losses, whole.losses, near=0)
 
 
-def _reach(proof: Proof, folder: Path, step: int) -> int:
-    """Waits until a step is journalled; returns the last that is."""
-    end = time.monotonic() + proof.budget.take(LONGEST_RUN)
+def reach(proof: Proof, started: subprocess.Popen[str], folder: Path, step: int) -> int:
+    """Waits until a run has a step in its journal.
+
+    Returns:
+        The last step that is there.
+
+    Raises:
+        Failed: the run ended before, or hangs.
+        OutOfTime: the section's time was over first.
+    """
+    seconds = proof.budget.take(LONGEST_RUN)
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
+        ended = started.poll() is not None
         for run_dir in folder.glob("runs/*/*"):
             seen = max((event.get("step", 0) for event in journal(run_dir)), default=0)
             if seen >= step:
                 return seen
+        if ended:
+            raise Failed(f"it ended before step {step}: {end_of(proof, started).tail}")
         time.sleep(0.05)
-    raise Failed(f"step {step} was not reached")
+    raise _too_long(seconds, f"step {step}")
+
+
+def end_of(proof: Proof, started: subprocess.Popen[str]) -> Ended:
+    """Waits for the end of a run whose worker was killed.
+
+    Raises:
+        Failed: it hangs.
+        OutOfTime: the section's time was over first.
+    """
+    seconds = proof.budget.take(LONGEST_RUN)
+    try:
+        output, _ = started.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise _too_long(seconds, "the end") from None
+    return Ended(started.returncode, output)
+
+
+def _too_long(seconds: float, what: str) -> Exception:
+    if seconds < LONGEST_RUN:
+        return OutOfTime(f"the section's time was over before {what}, after {seconds:.0f} s")
+    return Failed(f"{what} was not reached in {seconds:.0f} s")
 
 
 def _worker(run_dir: Path, rank: int) -> psutil.Process:
@@ -90,8 +124,3 @@ def _worker(run_dir: Path, rank: int) -> psutil.Process:
                 if process.environ().get("RANK") == str(rank):
                     return process
     raise Failed(f"no worker process of rank {rank}")
-
-
-def _end_of(proof: Proof, started: subprocess.Popen[str]) -> Ended:
-    output, _ = started.communicate(timeout=proof.budget.take(LONGEST_RUN))
-    return Ended(started.returncode, output)

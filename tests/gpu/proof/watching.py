@@ -36,6 +36,8 @@ def _profile(proof: Proof) -> str:
 
 
 def _syncs(proof: Proof, *trainer: str) -> str:
+    if trainer != TRAINERS[_TRAINERS[0]]:
+        proof.needs_cuda(f"the CPU has no such count; that the watch is in place, {_TRAINERS[0]} shows")
     seen = [syncs_of(proof.train(*WATCHED, *trainer), rank) for rank in range(proof.workers)]
     steps, lines = seen[0][0], sum((lines for _, lines in seen), Counter[str]())
     if not proof.is_cuda:
