@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -114,6 +116,41 @@ def test_a_step_with_gradients_that_are_not_finite_changes_nothing(cfg: Optimize
         if not moves:
             after = list(optimizer.state.values())
             assert all(torch.equal(a[k], torch.as_tensor(b[k])) for a, b in zip(state, after, strict=True) for k in a)
+
+
+def test_a_layer_that_is_used_later_trains_with_momentum_as_in_torch() -> None:
+    """Its gradients begin when the other one has a momentum, with which the fused kernel alone ends in an error."""
+
+    def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[torch.Tensor]:
+        for used in (1, 1, 2, 2, 2):
+            optimizer.zero_grad()
+            torch.nn.Sequential(*list(model)[:used])(torch.ones(4, 3)).square().sum().backward()  # type: ignore[call-overload]
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    copy = deepcopy(model)
+    ours = trained(build_optimizer(model, SgdConfig(lr=0.01, weight_decay=0.1, decay_bias_and_norm=True)), model)
+    torchs = trained(torch.optim.SGD(copy.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, fused=False), copy)
+    torch.testing.assert_close(ours, torchs)
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+    """In fp16 the first steps overflow until the loss scale is small enough. The kernel skips them by its own flag."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = build_optimizer(model, SgdConfig(lr=0.1))
+    before = model.weight.detach().clone()
+    torch.use_deterministic_algorithms(True)  # Memory that nothing is written to is NaN then.
+    try:
+        for finite, factor in ((False, torch.inf), (True, 1.0)):
+            model(torch.ones(3)).backward()
+            model.weight.grad.mul_(factor)  # type: ignore[union-attr]
+            step_if(optimizer, torch.tensor(finite), on_device=True)
+            optimizer.zero_grad()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(model.weight.detach(), before - 0.1)
 
 
 def test_adamw_and_sgd_are_torchs_fused_ones() -> None:

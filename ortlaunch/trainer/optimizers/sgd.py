@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.bounds import number
@@ -27,7 +27,9 @@ class SgdConfig(OptimizerConfig):
     def build(self, groups: ParameterGroups) -> Optimizer:
         from torch.optim import SGD
 
-        return SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
+        optimizer = SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
+        optimizer.register_step_pre_hook(_start_momentum)
+        return optimizer
 
     def on_device(self) -> DeviceOptimizer:
         for key, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
@@ -37,3 +39,20 @@ class SgdConfig(OptimizerConfig):
                     "or use optimizer=adamw"
                 )
         return DeviceOptimizer("SGD", {}, ("lr",))
+
+
+def _start_momentum(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Starts the momentum of each parameter that has a gradient for the first time with zeros.
+
+    The first update is then the gradient, as in torch. The fused kernel itself starts all parameters in one step: it
+    raises an error if some get their first gradient later, and if that step is skipped for gradients that are not
+    finite, it leaves memory that nothing has been written to as their momentum.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"]:
+            continue
+        for parameter in group["params"]:
+            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
