@@ -85,7 +85,9 @@ def _moved(module: Any, mean: Tensor, var: Tensor) -> dict[str, Tensor | None]:
     """
     before = module._buffers
     count = None if before["num_batches_tracked"] is None else before["num_batches_tracked"] + 1
-    factor = 1.0 / count.to(mean.dtype) if module.momentum is None else module.momentum
+    # PyTorch's BatchNorm without a momentum and without a count does not move them.
+    average = 0.0 if count is None else 1.0 / count.to(mean.dtype)
+    factor = average if module.momentum is None else module.momentum
     after: dict[str, Tensor | None] = {"num_batches_tracked": count}
     for name, of_batch in (("running_mean", mean), ("running_var", var)):
         running = before[name]
