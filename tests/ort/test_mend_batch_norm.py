@@ -134,6 +134,25 @@ def test_a_forward_of_its_own(to_ort: Any, kind: type[torch.nn.Module]) -> None:
     assert_same_state(ort, eager)
 
 
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_forward_reads_what_the_batch_has_made_of_them(to_ort: Any, momentum: float | None) -> None:
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = torch.nn.BatchNorm1d(64, momentum=momentum), torch.nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x.flatten(1)) + self.norm.running_mean / self.norm.num_batches_tracked
+            return self.linear(self.norm(y) * self.norm.running_var)
+
+    torch.manual_seed(0)
+    eager = Reads()
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager)
+
+
 def test_variance_below_epsilon(to_ort: Any) -> None:
     eager = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     ort, x = to_ort(eager), 5 + 1e-3 * torch.randn(64, 4)

@@ -109,8 +109,8 @@ def install() -> None:
             failed_calls.TracesOn(),
             truths.TakesTruths(),
             written_out.WritesOut(),
-            statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             buffers.collected(self._original_module) as moved,
+            statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             decisions.collected(current is not None and current.watches) as reads,
             NotesRates() as noted,
         ):

@@ -38,6 +38,8 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
     modules: list[str] = []
     statistics: list[Tensor] = []
     again: list[tuple[str, Tensor, Tensor]] = []
+    kept: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+    repeated: set[int] = set()
     original = _BatchNorm.forward
 
     def forward(self: _BatchNorm, input: Tensor) -> Tensor:
@@ -52,21 +54,45 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
             modules.append(names[id(self)])
             statistics.extend((mean, var))
             again.extend([(names[id(self)], mean, var)] * (checkpoints.times() - 1))
+            kept.append((self._buffers, dict(self._buffers)))
+            after = _moved(self, mean, var)
+            self._buffers.update(after)
+            repeated.update(map(id, after.values()))
         return output
 
     _BatchNorm.forward = forward  # type: ignore[method-assign]
     try:
         with contextlib.ExitStack() as calls:
             if is_training:
-                moving = calls.enter_context(_MovesStatistics(model))
-                calls.enter_context(checkpoints.counted(model, moving.repeated))
+                calls.enter_context(_MovesStatistics(model, repeated))
+                calls.enter_context(checkpoints.counted(model, repeated))
             yield modules, statistics
     finally:
         _BatchNorm.forward = original  # type: ignore[method-assign]
+        for there, before in reversed(kept):
+            there.update(before)
         # The backward computes the last checkpoint first.
         for name, mean, var in reversed(again):
             modules.append(name)
             statistics.extend((mean, var))
+
+
+@torch.no_grad()
+def _moved(module: Any, mean: Tensor, var: Tensor) -> dict[str, Tensor | None]:
+    """What a forward of a BatchNorm makes of its buffers, for code after it that reads them in the same trace.
+
+    Nothing of it is left in a graph in which no code reads them.
+    """
+    before = module._buffers
+    count: Any = before["num_batches_tracked"]
+    if count is not None:
+        count = count + 1
+    factor = 1.0 / count.to(mean.dtype) if module.momentum is None else module.momentum
+    after: dict[str, Tensor | None] = {"num_batches_tracked": count}
+    for name, of_batch in (("running_mean", mean), ("running_var", var)):
+        running = before[name]
+        after[name] = running * (1.0 - factor) + of_batch.detach().to(running.dtype) * factor
+    return after
 
 
 class _MovesStatistics(TorchFunctionMode):
@@ -78,10 +104,11 @@ class _MovesStatistics(TorchFunctionMode):
         repeated: ids of the buffers that are changed as often as PyTorch changes them.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, repeated: set[int]) -> None:
         super().__init__()
         self._counters = {id(one) for name, one in model.named_buffers() if name.endswith("num_batches_tracked")}
-        self.repeated = set(self._counters)
+        self.repeated = repeated
+        repeated |= self._counters
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
