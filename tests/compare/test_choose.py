@@ -246,9 +246,12 @@ def test_how_far_came_what_did_not_finish(store: MlflowConfig, make: Make, exper
     fell = make("fell", params={"train.steps": "100", "seed": "1"}, curves=losses, status="FAILED")
     early = make("early", params={"optimizer.lr": "1"}, status="KILLED")
     written = {"train/loss": [5.0], "checkpoint/write_seconds": [0.1] * 7}
-    stopped = make("stopped", params={"train.steps": "100", "optimizer.lr": "2"}, curves=written, status="KILLED")
+    some = {"params": {"train.steps": "100", "optimizer.lr": "2"}, "curves": written, "status": "KILLED"}
+    stopped = make("stopped", tags={"stopped_at_step": "7"}, **some)
+    resumed = make("resumed", tags={"stopped_at_step": "4"}, **some)
     assert main(["--experiment", experiment], store.uri, "") == 0
     out = capsys.readouterr().out
     assert f"not finished: fell ({fell[:8]}) FAILED at step 3 of 100, early ({early[:8]}) KILLED, no step logged" in out
-    assert f"stopped ({stopped[:8]}) KILLED at step 7 of 100" in out
+    assert f"stopped ({stopped[:8]}) STOPPED at step 7 of 100" in out
+    assert f"resumed ({resumed[:8]}) KILLED at step 7 of 100" in out, "it was killed after it went on"
     assert "1 FINISHED 1 FAILED" in out and "steps taken" not in out
