@@ -74,6 +74,13 @@ class RunRow:
     """The metrics to plot: throughput, memory, loss."""
     speedup: Quotient | None = None
     memory: Quotient | None = None
+    own_id: str = ""
+    """ortlaunch's short id, where that is shown and not MLflow's."""
+
+    @property
+    def short_id(self) -> str:
+        """What tells the run from others of its name."""
+        return self.own_id or self.run_id[:8]
 
     @property
     def suspect(self) -> bool:
