@@ -72,7 +72,7 @@ def _of_runs(rows: list[RunRow]) -> list[Column]:
     names = [word(row.name) + (f" {figures.SUSPECT}" if row.suspect else "") for row in rows]
     columns = [
         Column("run", names, folds=True),
-        Column("id", [word(row.run_id[:8]) for row in rows]),
+        Column("id", [word(row.short_id) for row in rows]),
         Column("model", [word(row.model) for row in rows], folds=True),
         Column("backend", [word(row.backend) for row in rows]),
         Column("ort\nactive", [word(row.ort_active) for row in rows]),

@@ -137,7 +137,7 @@ def _of_runs(rows: list[RunRow]) -> Iterable[str]:
 
 
 def _name(row: RunRow) -> str:
-    return f"{row.name} ({row.run_id[:8]})"
+    return f"{row.name} ({row.short_id})"
 
 
 def _how_far(row: RunRow) -> str:

@@ -137,7 +137,7 @@ def _labels(groups: list[list[RunRow]]) -> list[str]:
     names = [_common_name(rows) for rows in groups]
     count = Counter(names)
     pairs = zip(names, groups, strict=True)
-    return [name if count[name] == 1 else f"{name} ({rows[0].run_id[:8]})" for name, rows in pairs]
+    return [name if count[name] == 1 else f"{name} ({rows[0].short_id})" for name, rows in pairs]
 
 
 def _common_name(rows: list[RunRow]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.config import trainers
 from ortlaunch.run.names import CHANGED_PARAM
+from ortlaunch.run.state import STOPPED_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -27,6 +28,7 @@ STEPS_TAKEN = "steps taken"
 _INFINITE = 1.797e308
 """MLflow's databases store the largest double in place of infinity."""
 _TAGS = "ortlaunch."
+_STOPPED = "STOPPED"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RunRow:
     name: str
     run_id: str
     status: str
+    """MLflow's status; STOPPED for a run that was stopped on request, which is KILLED in MLflow."""
     model: str | None = None
     backend: str | None = None
     ort_active: bool | None = None
@@ -71,6 +74,13 @@ class RunRow:
     """The metrics to plot: throughput, memory, loss."""
     speedup: Quotient | None = None
     memory: Quotient | None = None
+    own_id: str = ""
+    """ortlaunch's short id, where that is shown and not MLflow's."""
+
+    @property
+    def short_id(self) -> str:
+        """What tells the run from others of its name."""
+        return self.own_id or self.run_id[:8]
 
     @property
     def suspect(self) -> bool:
@@ -92,17 +102,18 @@ class RunRow:
 def row_of(run: Run) -> RunRow:
     """Builds the row of a run from MLflow's data."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
+    step = None if run.info.status == "FINISHED" else _last_step(run)
     return RunRow(
         name=run.info.run_name or run.info.run_id[:8],
         run_id=run.info.run_id,
-        status=run.info.status,
+        status=_STOPPED if run.info.status == "KILLED" and _was_stopped(tags, step) else run.info.status,
         model=params.get("model.name"),
         backend=tags.get("ortlaunch.backend"),
         ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
         trainer=trainers.label(tags.get("ortlaunch.trainer"), params),
         world_size=tags.get("ortlaunch.world_size"),
         last_loss=logged_number(metrics.get(_LOSS)),
-        step=None if run.info.status == "FINISHED" else _last_step(run),
+        step=step,
         tokens_per_second_median=logged_number(metrics.get("summary/tokens_per_second_median")),
         samples_per_second_median=logged_number(metrics.get("summary/samples_per_second_median")),
         step_seconds_p50=logged_number(metrics.get("summary/step_seconds_p50")),
@@ -116,6 +127,12 @@ def row_of(run: Run) -> RunRow:
         tags=_shared(tags, _TAGS),
         curves=_curves(metrics),
     )
+
+
+def _was_stopped(tags: Mapping[str, str], step: int | None) -> bool:
+    """Whether a run was stopped on request, and did not go on after that."""
+    stopped = tags.get(STOPPED_TAG, "")
+    return stopped.isdecimal() and (step or 0) <= int(stopped)
 
 
 def _last_step(run: Run) -> int | None:

@@ -76,7 +76,7 @@ def baseline_line(comparison: Comparison, *, each: bool) -> str:
     """Says what the ratios refer to."""
     base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
     if each or not comparison.has_repeats:
-        return f"speed-up and memory against {public_text(base.name)} ({public_text(base.run_id[:8])})"
+        return f"speed-up and memory against {public_text(base.name)} ({public_text(base.short_id)})"
     return f"speed-up and memory against {public_text(comparison.baseline.label)}"
 
 

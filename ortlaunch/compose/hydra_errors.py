@@ -12,6 +12,7 @@ from ortlaunch.base.nearest import nearest
 from ortlaunch.base.yaml_files import fault_of
 from ortlaunch.config.load import first_line, in_words
 from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.paths import ready_jobs
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import KEYS
 
@@ -27,6 +28,10 @@ def explain(error: Exception) -> str:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
     if re.search("In '(schema/)?tracking/", text) and "is not a subclass of" in text:
         return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
+    if missing := re.search(r"^In '(.+/.+)': Could not (?:find|load) '([^']+)'", text):
+        where = missing[1].rpartition("/")[0]
+        hint = f"a name that does not begin with / is looked for in {where}/"
+        return f"{_place(missing[1])}: its defaults name {missing[2]}, which is not there: {hint}"
     if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']*)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
@@ -59,6 +64,8 @@ def explain(error: Exception) -> str:
         sweep = sweep_folder()
         place = error.filename or (sweep.path if sweep is not None else "the folder of the sweep")
         return f"{place} cannot be written: {error.strerror}: make room, or choose another place by run_root=FOLDER"
+    if isinstance(error, RecursionError) and (circle := _circle(error)):
+        return f"{_place(circle[0])}: its defaults lead back to it ({' > '.join(circle)}): take one of these out"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError | OSError | RecursionError):
         return f"{_file_of(error) or 'configuration'}: cannot be used: {fault_of(error)}"
     return "configuration: " + (" ".join(line.strip() for line in text.strip().splitlines()[:2]) or repr(error))
@@ -73,6 +80,26 @@ def _file_of(error: Exception) -> str | None:
     # Hydra's name for the file that it loads. A UnicodeDecodeError does not hold the file.
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return next((str(frame.f_locals["full_path"]) for frame in frames if "full_path" in frame.f_locals), None)
+
+
+def _circle(error: RecursionError) -> list[str]:
+    """The configurations whose defaults name each other in a circle, the first one at both ends; none without one."""
+    found: list[str] = []
+    for frame, _ in walk_tb(error.__traceback__):
+        # Hydra's function that calls itself for each configuration that another one's defaults name.
+        if frame.f_code.co_name == "_create_defaults_tree_impl":
+            path = frame.f_locals["root"].node.get_config_path()
+            if path in found:
+                return [*found[found.index(path) :], path]
+            found.append(path)
+    return []
+
+
+def _place(config: str) -> str:
+    """The file of a configuration that is a ready job; of another one its group and name."""
+    group, _, name = config.rpartition("/")
+    jobs = ready_jobs() if group == "jobs" else {}
+    return str(jobs.get(name, config))
 
 
 def _unknown_option(group: str, name: str, text: str) -> str:

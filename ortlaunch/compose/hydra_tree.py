@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -18,7 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
 from ortlaunch.compose.composing import CONFIG, VERSION_BASE, composed, spare_hydra
 from ortlaunch.compose.hydra_options import register_options, sets_hydra
-from ortlaunch.compose.overrides import check_overrides
+from ortlaunch.compose.overrides import check_overrides, no_runs
 from ortlaunch.config.backends import DEFAULT, why_default
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
@@ -66,6 +67,14 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         raise watched.failure or _explained(error) from error
     if watched.failure is not None:
         raise watched.failure
+    # Hydra goes through a sweep of no runs without a word.
+    if watched.is_due and _runs_tasks(options):
+        raise no_runs(options.overrides, [options.config_dir or ""])
+
+
+def _runs_tasks(options: argparse.Namespace) -> bool:
+    """Whether Hydra is to run something, and not only to show it."""
+    return not (options.cfg or options.info or options.help or options.hydra_help or options.shell_completion)
 
 
 def _are_keys_alone(arguments: list[str]) -> bool:
@@ -129,8 +138,11 @@ class _Task:
     def __init__(self, task: Callable[[DictConfig], None]) -> None:
         self._task = task
         self.failure: Exception | None = None
+        self.is_due = True
+        """It has not been called yet."""
 
     def __call__(self, tree: DictConfig) -> None:
+        self.is_due = False
         if self.failure is not None:
             return
         try:

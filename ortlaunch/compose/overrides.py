@@ -104,6 +104,38 @@ def _count(override: Override) -> float:
     return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
+def no_runs(words: list[str], config_dirs: list[str]) -> RequestError:
+    """Returns the error for a sweep whose patterns choose nothing, with the first of them that does not.
+
+    Args:
+        words: the overrides of the command line.
+        config_dirs: the folders of the user's own configuration.
+    """
+    from hydra.core.override_parser.types import Glob
+
+    for override in map(parsed, words):
+        pattern, group = override.value(), override.key_or_group
+        if isinstance(pattern, Glob):
+            options = _options_of(group, config_dirs)
+            if not options:
+                text = f"a pattern chooses among the options of a group, and {group} is none: give its values"
+                return RequestError(f"{override.input_line}: {text}")
+            if not pattern.filter(options):
+                there = ", ".join(options)
+                return RequestError(f"{override.input_line}: no option of the group matches (there are {there})")
+    return RequestError("the sweep has no runs: a pattern of a ready job matches no option of its group")
+
+
+def _options_of(group: str, config_dirs: list[str]) -> list[str]:
+    """The names of a group's options; none where the key is no group."""
+    # Imported here, because the registry is needed for errors alone.
+    from ortlaunch.models.registry import available
+
+    ours = available() if group == "model" else GROUPS.get(group, ())
+    own = [path.stem for folder in (*map(Path, config_dirs), conf_dir()) for path in (folder / group).glob("*.yaml")]
+    return sorted({*ours, *own})
+
+
 def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:
     if not is_change or not _HYDRA_KEYS.fullmatch(key):
         raise RequestError(

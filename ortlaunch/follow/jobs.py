@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -107,8 +108,14 @@ def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[R
 
 def _existing_root(text: str) -> Path:
     root = Path(text).expanduser().absolute()
-    if not text or not root.is_dir():
-        raise RequestError(f"--root: {root if text else repr(text)} is not a folder")
+    if not text:
+        raise RequestError(f"--root: {text!r} is not a folder")
+    try:
+        os.scandir(root).close()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RequestError(f"--root: {root} is not a folder") from error
+    except OSError as error:
+        raise RequestError(f"--root: {root} cannot be read: {error.strerror}") from error
     return root
 
 

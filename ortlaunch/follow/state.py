@@ -10,7 +10,7 @@ from ortlaunch.launch.jobs import End, Job, Phase
 from ortlaunch.run.liveness import Alive, Liveness, liveness
 from ortlaunch.run.record import Record
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import REASON_TAG, STATE_TAG
+from ortlaunch.run.state import ENDED_TAG, REASON_TAG, STATE_TAG
 
 
 class State(Enum):
@@ -150,7 +150,7 @@ def _ended(record: Record) -> Standing:
         return Standing(State.FAILED, record.state.failure)
     if record.stopped_step is not None:
         return _stopped(record.stopped_step)
-    return Standing(State.KILLED)
+    return Standing(State.KILLED, record.tags.get(ENDED_TAG, ""))
 
 
 def _stopped(step: int) -> Standing:

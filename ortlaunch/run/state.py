@@ -12,6 +12,8 @@ STEPS_KEY = "train.steps"
 STATE_TAG = "ortlaunch.state"
 REASON_TAG = "ortlaunch.requeue_reason"
 STOPPED_TAG = "ortlaunch.stopped_at_step"
+ENDED_TAG = "ortlaunch.ended_because"
+"""Why a command other than the run's own has ended it, such as `ortlaunch tune` a trial."""
 STANDING_TAG = "ortlaunch.standing_still"
 """The workers that stand still while others wait for them, since when and on which host; else `NOBODY_STANDS`."""
 NOBODY_STANDS = "none"
@@ -122,6 +124,7 @@ class RunState:
         self.attempts += 1
         self.began = event.t
         self.ended, self.ended_at, self.failure = None, None, ""
+        self.tags.pop(ENDED_TAG, None)
         self.is_wanted, self.trains = True, False
         self.standing = ""
 

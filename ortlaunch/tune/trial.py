@@ -10,6 +10,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ortlaunch.run.events import Event, Measured, WorkerFailed
 from ortlaunch.run.failure import gist_of
 from ortlaunch.run.journal import iterate
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import RunState
+from ortlaunch.run.state import ENDED_TAG, RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
 from ortlaunch.tune.process import CONFIG, REFUSED, REQUEST, RUN
@@ -37,6 +38,7 @@ _WINDOWS = 12
 _LEAST_WINDOWS = 3
 _ENOUGH = 2.5
 """A trial that has measured this many times as long as was wanted is ended: it is slower than was expected."""
+_ENOUGH_SAID = "ortlaunch tune ended it: it had measured long enough"
 _NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "MemoryError")
 _OF_MACHINE = (
     *map(os.strerror, (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)),
@@ -81,7 +83,7 @@ class Trials:
         command = [sys.executable, "-m", "ortlaunch.tune.process", str(folder)]
         variables = trackers.environment(config)
         watched = watch(
-            command, folder / "log", variables, self.limit, effort.timeout, lambda: _is_enough(folder, effort)
+            command, folder / "log", variables, self.limit, effort.timeout, lambda: _ends_early(folder, effort)
         )
         run = _run_of(folder)
         if run is not None and run.is_dir():
@@ -160,11 +162,21 @@ def outcome_of(
     return Outcome(status, reason=reason, run=path, is_of_machine=is_of_machine, **found)
 
 
-def _is_enough(folder: Path, effort: Effort) -> bool:
+def _ends_early(folder: Path, effort: Effort) -> bool:
+    """Whether a trial is to be ended because it has measured enough, which its journal then says."""
+    run = _run_of(folder)
+    if run is None or not _is_enough(run, effort):
+        return False
+    with suppress(OSError), Run(run).journal() as journal:
+        journal.tags({ENDED_TAG: _ENOUGH_SAID})
+    return True
+
+
+def _is_enough(run: Path, effort: Effort) -> bool:
     """Whether a trial that is slower than expected has measured for as long as was wanted, and a little longer."""
     if not effort.seconds:
         return False
-    steady, before = _steady(_run_of(folder)), 0
+    steady, before = _steady(run), 0
     if len(steady) < _LEAST_WINDOWS:
         return False
     seconds = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.serve.acts.comparing import compare
 from ortlaunch.tracking.sink import PARENT_TAG
 
 Make = Callable[..., str]
@@ -246,9 +248,27 @@ def test_how_far_came_what_did_not_finish(store: MlflowConfig, make: Make, exper
     fell = make("fell", params={"train.steps": "100", "seed": "1"}, curves=losses, status="FAILED")
     early = make("early", params={"optimizer.lr": "1"}, status="KILLED")
     written = {"train/loss": [5.0], "checkpoint/write_seconds": [0.1] * 7}
-    stopped = make("stopped", params={"train.steps": "100", "optimizer.lr": "2"}, curves=written, status="KILLED")
+    some = {"params": {"train.steps": "100", "optimizer.lr": "2"}, "curves": written, "status": "KILLED"}
+    stopped = make("stopped", tags={"stopped_at_step": "7"}, **some)
+    resumed = make("resumed", tags={"stopped_at_step": "4"}, **some)
     assert main(["--experiment", experiment], store.uri, "") == 0
     out = capsys.readouterr().out
     assert f"not finished: fell ({fell[:8]}) FAILED at step 3 of 100, early ({early[:8]}) KILLED, no step logged" in out
-    assert f"stopped ({stopped[:8]}) KILLED at step 7 of 100" in out
+    assert f"stopped ({stopped[:8]}) STOPPED at step 7 of 100" in out
+    assert f"resumed ({resumed[:8]}) KILLED at step 7 of 100" in out, "it was killed after it went on"
     assert "1 FINISHED 1 FAILED" in out and "steps taken" not in out
+
+
+def test_the_service_shows_the_ids_that_its_other_pages_have(
+    store: MlflowConfig, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, ids = [tmp_path / f"20260101-000000-run-{one}" for one in ("00aa00", "00bb00")], []
+    for place in places:
+        own = {"params": {"optimizer.lr": place.name}, "tags": {"run_dir": str(place)}}
+        ids.append(make("run", 100.0, status="KILLED", **own))
+        place.mkdir()
+        (place / "relay.json").write_text(json.dumps({"mlflow_run_id": ids[-1]}))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    found = str(compare({"run_dirs": [str(place) for place in places]}))
+    assert not any(one[:8] in found for one in ids)
+    assert "run (00aa00) KILLED" in found and "against run (00aa00)" in found and "'00bb00'" in found

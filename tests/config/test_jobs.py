@@ -100,6 +100,25 @@ def test_a_broken_file_is_named_in_one_line_and_stops_no_list(
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"broken", *SHIPPED}
 
 
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ({"one": "/jobs/one"}, "its defaults lead back to it (jobs/one > jobs/one)"),
+        ({"one": "/jobs/two", "two": "/jobs/one"}, "its defaults lead back to it (jobs/one > jobs/two > jobs/one)"),
+        ({"one": "jobs/one"}, "its defaults name jobs/jobs/one, which is not there"),
+    ],
+)
+def test_a_file_that_names_itself_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: dict[str, str], said: str
+) -> None:
+    for name, other in jobs.items():
+        (tmp_path / f"{name}.yaml").write_text(f"defaults: [{other}]\n")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    with pytest.raises(RequestError) as caught:
+        compose(["+jobs=one"])
+    assert str(caught.value).startswith(f"{tmp_path / 'one.yaml'}: {said}") and "\n" not in str(caught.value)
+
+
 def test_a_file_that_cannot_be_opened_stops_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

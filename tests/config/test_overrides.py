@@ -12,6 +12,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.cli import dispatch
 from ortlaunch.compose.composing import composed
 from ortlaunch.compose.hydra_options import register_options
 from ortlaunch.compose.hydra_tree import backend_reason, compose, multirun_task, run_with_hydra
@@ -273,6 +274,27 @@ def test_a_composition_without_plugins_is_that_with_them(words: list[str]) -> No
 
 def _choices(tree: DictConfig) -> dict[str, Any]:
     return dict(tree.hydra.runtime.choices)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model=glob(x*)", r"^model=glob\(x\*\): no option of the group matches \(there are bert, .*vit\)$"),
+        ("backend=glob(x*)", r"no option of the group matches \(there are auto, compile, eager, ort\)$"),
+        (
+            "seed=glob(*)",
+            r"^seed=glob\(\*\): a pattern chooses among .* and seed is none: give its values$",
+        ),
+    ],
+)
+def test_a_pattern_without_a_match_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str, said: str
+) -> None:
+    """Hydra makes a sweep of no runs of it, which would end as if all had been done."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=said):
+        dispatch(["trainer=glob(d*)", word, "--multirun"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_keys_alone_after_a_sweep_are_no_sweep(tmp_path: Path) -> None:

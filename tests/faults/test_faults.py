@@ -37,8 +37,9 @@ def test_kill_of_a_worker(start, trial):
     assert mlflow_losses(run.base.folder, run.run_dir) == sorted(run.base.losses.items())
 
 
+@pytest.mark.nightly
 def test_kill_of_the_launcher(start, trial):
-    """The workers notice, write a last checkpoint and go."""
+    """The workers notice, write a last checkpoint and go. CI has it in test_clock_set_back."""
     run = start(trial)
     run.reach_some_step()
     run.running.process.kill()
@@ -119,8 +120,9 @@ def test_damaged_bytes_in_the_newest_checkpoint(start, trial):
     assert bytes(data) in [(path / file.relative_to(newest)).read_bytes() for path in kept]
 
 
+@pytest.mark.nightly
 def test_request_to_stop(start, trial):
-    """SIGTERM to the launcher, to torchrun or to one worker, or the file STOP."""
+    """SIGTERM to the launcher, to torchrun or to one worker, or the file STOP, which test_follow.py has in CI."""
     run = start(trial)
     run.reach_some_step(left=STEPS // 2)
     to = run.random.choice(["launcher", "torchrun", "worker", "file"])

@@ -33,7 +33,8 @@ def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tm
     until(lambda: leftovers(run_dir) == [])
     result = running.finish()
     assert (result.returncode, result.status) == (130, "KILLED"), result.report
-    assert mlflow_run(result)[1].info.status == "KILLED"
+    told = mlflow_run(result)[1]
+    assert told.info.status == "KILLED" and int(told.data.tags["ortlaunch.stopped_at_step"]) > 0
     stopped = the_run(launch, tmp_path)
     assert stopped["state"] == "stopped"
     assert stopped["checkpoint"] == f"step-{stopped['step']:08d}"
@@ -42,6 +43,7 @@ def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tm
     assert again.returncode == 0, again.report
     finished = the_run(launch, tmp_path)
     assert (finished["state"], finished["step"]) == ("finished", stopped["step"] + 5)
+    assert mlflow_run(again)[1].data.tags["ortlaunch.stopped_at_step"] == ""
     assert "is over already: finished" in launch(tmp_path, "cancel", row["run_id"]).stdout
 
 

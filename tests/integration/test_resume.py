@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support.ort import runnable
 
@@ -200,6 +201,20 @@ def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, ask
     nothing = ask(folder, "resume", str(folder))
     assert nothing.returncode == 2
     assert "is no run folder" in nothing.stderr
+
+
+@pytest.mark.ort
+def test_weights_of_blocks_under_onnx_runtime_have_the_plain_models_names(straight, ask, folder):
+    """What the run leaves, and what is exported from its last checkpoint; of other kinds test_weights.py reads it."""
+    run = straight("zero3-ort")
+    left = load_file(run.run_dir / "weights" / "model.safetensors")
+    plain = load_file(straight("zero3").run_dir / "weights" / "model.safetensors")
+    kinds = [{name: (value.shape, value.dtype) for name, value in one.items()} for one in (left, plain)]
+    assert kinds[0] == kinds[1]
+    exported = ask(folder, "export", "weights", str(run.run_dir), "--out", str(folder / "exported"))
+    assert exported.returncode == 0, exported.stderr
+    again = load_file(folder / "exported" / "model.safetensors")
+    assert again.keys() == left.keys() and all(torch.equal(again[name], left[name]) for name in left)
 
 
 def test_nothing_is_left_to_train_but_the_weights_are_still_written(train, folder, straight):

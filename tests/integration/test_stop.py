@@ -129,6 +129,7 @@ def test_a_stop_before_the_first_step_has_nothing_to_wait_for_and_reads_stopped(
     assert result.status == "KILLED"
     row = look(folder_at(result.run_dir)).row
     assert (row.state.value, row.reason, row.is_over) == ("stopped", "before its first step", True)
+    assert result.tags["ortlaunch.stopped_at_step"] == "0", "for compare"
     until(lambda: leftovers(result.run_dir) == [])
 
 

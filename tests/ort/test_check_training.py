@@ -10,6 +10,7 @@ import random
 import threading
 import types
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ortlaunch.ort.verify import gradients as gradients_module
 from ortlaunch.ort.verify import value_reads
 from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gradients import Gradients
+from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.start import QuickCheck, gradient_error
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trap import Finding
@@ -116,9 +118,18 @@ class Recurrent(Net):
         return self.channels(self.layers(hidden[None].expand(2, -1, -1))[0].transpose(1, 2))[0].T
 
 
-def test_dropout_between_layers_and_of_channels_is_off_in_a_comparison() -> None:
+class Alpha(Net):
+    """Drops elements and whole features to SELU's limit."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = functional.alpha_dropout(hidden, 0.3, self.training)
+        return functional.feature_alpha_dropout(hidden.unflatten(1, (8, 2)), 0.4, self.training).flatten(1)
+
+
+@pytest.mark.parametrize("make", [Recurrent, Alpha])
+def test_every_kind_of_dropout_is_off_in_a_comparison(make: Callable[[], Net]) -> None:
     torch.manual_seed(0)
-    model, data = Recurrent(), drawn()
+    model, data = make(), drawn()
     wrapped, task = trained(model), make_task(model, drawn()[0])
     compared = Gradients(wrapped, task, contextlib.nullcontext, ModelState(model))
     gradients: dict[str, torch.Tensor] = {}
@@ -126,6 +137,7 @@ def test_dropout_between_layers_and_of_channels_is_off_in_a_comparison() -> None
     expected: dict[str, torch.Tensor] = {}
     torch.testing.assert_close(loss, compared._computed(model, data[1], expected.__setitem__))
     torch.testing.assert_close(gradients, expected)
+    torch.testing.assert_close(TracedGraph(wrapped)(**data[1]), loss)
 
 
 def test_a_model_that_has_changed_is_exported_again_within_a_comparison() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,16 +17,19 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config
+from ortlaunch.follow.state import State, judge
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.run import failure
+from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import has_ended
 from ortlaunch.run.making import make_run_folder
+from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
 from ortlaunch.tune import process
 from ortlaunch.tune.cell import Cell, Effort, Outcome
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.space import Space
-from ortlaunch.tune.trial import Trials, outcome_of
+from ortlaunch.tune.trial import Trials, _ends_early, outcome_of
 from ortlaunch.tune.watched import End, Watched, _core_seconds, watch
 from tests.support.waiting import until
 
@@ -158,6 +162,24 @@ def test_a_run_that_was_ended_since_it_had_shown_enough_has_the_speed_of_its_win
     run = run_of(tmp_path, {}, [*STARTED, (5, 0.2), (7, 0.4), (9, 0.4)])
     found = outcome_of(ended("enough", 143), run, 3, EFFORT, None)
     assert (found.status, found.rate) == ("ok", 20.0)
+
+
+def test_a_trial_that_is_ended_early_says_why_where_runs_are_listed(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {}, [*STARTED, (5, 0.2), (7, 0.4), (9, 0.4)])
+    trial = tmp_path / "trial"
+    trial.mkdir()
+    (trial / process.RUN).write_text(str(run))
+    # 1.8 s were measured.
+    assert not _ends_early(trial, replace(EFFORT, seconds=1.0))
+    assert _ends_early(trial, replace(EFFORT, seconds=0.5))
+    with Run(run).journal() as journal:
+        journal.end("KILLED")
+    standing = judge(read_record(folder_at(run)), None)
+    assert (standing.state, standing.reason) == (State.KILLED, "ortlaunch tune ended it: it had measured long enough")
+    with Run(run).journal() as journal:
+        journal.start("e", "n", "abc123")
+        journal.end("KILLED")
+    assert judge(read_record(folder_at(run)), None).reason == ""
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from ortlaunch.run.goodput import Goodput, journal_goodput
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Stopped
+from ortlaunch.run.state import STOPPED_TAG
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
@@ -160,6 +161,10 @@ class _Attempt:
                 restore_configuration(self.part.plan.files, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
+        stopped = self.part.plan.files.stopped() if outcome.status == "KILLED" else None
+        if stopped is not None:
+            # Workers have journalled it with their checkpoint, but not a stop before the first step.
+            journal.tags({STOPPED_TAG: str(stopped.step)})
         account = None
         with contextlib.suppress(OSError):  # It reads the journal.
             account = journal_goodput(journal)

@@ -33,8 +33,9 @@ _INT64 = 7
 """ONNX's code of the dtype."""
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
-MASK = "ortlaunch::mask"
-"""The operator of a dropout's mask; its second input is the rate, as `exact` writes it."""
+WITH_RATE = frozenset(f"ortlaunch::{name}" for name in ("mask", "kept", "alpha_factor", "alpha_shift"))
+"""The operators of a dropout; the second input of each is the rate, as `exact` writes it. Without a rate the dropout
+returns what it is given, and draws nothing."""
 NO_RATE = [0]
 """A rate of zero as `exact` writes it."""
 _NAMES = ("rand", "randn")
@@ -81,7 +82,26 @@ def _kept(x: Tensor, rate: list[int], per_feature: bool, layout: list[int], afte
     """Returns 1 for each element or feature that is kept and 0 for the others."""
     (share,) = numbers(rate) or [0.0]
     mask = x.new_empty(_features(list(x.shape), rate, per_feature)) if per_feature else _empty(x, layout)
-    return mask.bernoulli_(1.0 - share)
+    return mask.bernoulli_(1.0 - share) if share else mask.fill_(1.0)
+
+
+@torch_node("Tensor kept, int[] rate")
+def _alpha_factor(kept: Tensor, rate: list[int]) -> Tensor:
+    """Returns what alpha dropout multiplies each element with."""
+    (share,) = numbers(rate) or [0.0]
+    return kept.mul(_alpha_scale(share))
+
+
+@torch_node("Tensor kept, int[] rate")
+def _alpha_shift(kept: Tensor, rate: list[int]) -> Tensor:
+    """Returns what alpha dropout then adds."""
+    (share,) = numbers(rate) or [0.0]
+    limit = _ALPHA * _alpha_scale(share)
+    return kept.sub(1.0).mul_(limit).add_(limit * share)
+
+
+def _alpha_scale(share: float) -> float:
+    return 1.0 / math.sqrt((_ALPHA * _ALPHA * share + 1.0) * (1.0 - share))
 
 
 @torch_node("Tensor x, int[] rate, bool per_feature, Tensor? after", shape=_features)
@@ -218,10 +238,9 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
         return g.op("Mul", x, _mask(g, x, exact([rate]), per_feature, _last(g), dims=dims))
     layout = [] if per_feature else _layout(g)
     kept = _kept(g, x, exact([rate]), per_feature, layout, _last(g), dims=dims)
-    scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * rate + 1.0) * (1.0 - rate))
-    limit = g.op("Mul", g.op("Sub", kept, number(g, 1.0, x)), number(g, _ALPHA * scale, x))
-    shift = g.op("Add", limit, number(g, _ALPHA * scale * rate, x))
-    return g.op("Add", g.op("Mul", x, g.op("Mul", kept, number(g, scale, x))), shift)
+    # Nodes of their own, since their rate can be set to zero for a comparison without dropout.
+    factor, shift = _alpha_factor(g, kept, exact([rate])), _alpha_shift(g, kept, exact([rate]))
+    return g.op("Add", g.op("Mul", x, factor), shift)
 
 
 def register() -> None:

@@ -92,7 +92,7 @@ def _switch_off(graph: Any) -> bool:
             node.input.extend([""] * (index + 1 - len(node.input)))
             node.input[index] = _OFF
             found = True
-        elif operator_of(node) == noise.MASK:
+        elif operator_of(node) in noise.WITH_RATE:
             node.input[1] = _EXACTLY_OFF
             found = True
     if found:

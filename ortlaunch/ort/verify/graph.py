@@ -63,5 +63,5 @@ def _switch_dropout_off(graph: Any) -> None:
             node.input[2] = off
         elif operator in kernels.RATES:
             node.input[kernels.RATES[operator]] = nothing
-        elif operator == noise.MASK:
+        elif operator in noise.WITH_RATE:
             node.input[1] = exactly

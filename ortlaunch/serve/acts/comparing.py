@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, read_curves
 from ortlaunch.compare.page import plot_data
 from ortlaunch.compare.reading import opened
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.compare.table import OTHER_BASELINE, baseline_line, difference_columns, reason_lines, repeats_line
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking, sqlite_path
+from ortlaunch.run.key import RunKey
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +40,8 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
     selection = Selection(runs=runs, sweep=None, tags=[], experiment=None, last=None, baseline=None)
     with opened(uri) as client:
         chosen = choose(client, selection)
-        comparison = compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes, chosen.why)
+        rows = [_with_own_id(row) for row in chosen.rows]
+        comparison = compared(rows, chosen.baseline_id, redacted(uri), chosen.notes, chosen.why)
         curves = plot_data(read_curves(client, comparison, LIMIT))
     columns = columns_of(comparison, each=False)
     differences = difference_columns(comparison) if comparison.differences else []
@@ -50,6 +54,12 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         "differences": _table(differences),
         "curves": curves,
     }
+
+
+def _with_own_id(row: RunRow) -> RunRow:
+    """The row under the id that the run has in all other pages."""
+    run_dir = row.tags.get("ortlaunch.run_dir")
+    return row if run_dir is None else replace(row, own_id=RunKey.of_folder(Path(run_dir).name).run_id)
 
 
 def _facts(comparison: Comparison) -> list[str]:

@@ -82,7 +82,9 @@ def snapshot(engine: Any, folder: Path, *, shared: bool, memory: HostMemory) -> 
         engine.checkpoint_engine = usual
 
     def write(_group: dist.ProcessGroup) -> None:
-        for state, path in later.files:
+        # The copies are let go here and not with this function, which is kept until the slowest worker has written.
+        while later.files:
+            state, path = later.files.pop(0)
             Path(path).parent.mkdir(exist_ok=True)
             save_file(state, Path(path))
 

@@ -29,6 +29,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import create
+from tests.support.users import OTHER_USER, folder_for_all
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -135,6 +136,23 @@ def test_a_sweeps_runs_are_listed_in_their_order(make_run, capsys) -> None:
         find_runs("sweep-lr")
     with pytest.raises(RequestError, match="--root: '' is not a folder"):
         jobs(["--root", ""])
+
+
+def test_a_root_that_cannot_be_read_is_not_taken_for_an_empty_one() -> None:
+    user = os.geteuid()
+    with folder_for_all() as folder:
+        (folder / "locked").mkdir(mode=0)
+        # Root may read everything.
+        os.seteuid(user or OTHER_USER)
+        try:
+            for place in ("locked", "locked/runs"):
+                said = f"--root: {folder / place} cannot be read: Permission denied"
+                with pytest.raises(RequestError, match=f"^{re.escape(said)}$"):
+                    jobs(["--root", str(folder / place)])
+            with pytest.raises(RequestError, match="is not a folder"):
+                jobs(["--root", str(folder / "none")])
+        finally:
+            os.seteuid(user)
 
 
 def test_a_row_has_the_figures_of_the_last_log_step(make_run, alive, capsys) -> None:

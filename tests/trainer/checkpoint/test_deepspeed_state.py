@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,13 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
     for who in ("ours", "deepspeeds"):
         (tmp_path / who).mkdir()
-    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False, memory=HostMemory())(group)
+    memory = HostMemory()
+    with memory.copying(keep=False):
+        write = deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False, memory=memory)
+        copies = [weakref.ref(copied) for copied in memory._taken]
+    assert copies and all(copied() is not None for copied in copies)
+    write(group)
+    assert all(copied() is None for copied in copies), "they are let go before the other workers have written"
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
     monkeypatch.setattr(deepspeed_state, "_left_gathered", lambda _engine: contextlib.nullcontext())
