@@ -28,7 +28,7 @@ def explain(error: Exception) -> str:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
     if re.search("In '(schema/)?tracking/", text) and "is not a subclass of" in text:
         return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
-    if missing := re.search(r"^In '(.+/.+)': Could not (?:find|load) '([^']+)'", text):
+    if missing := re.search(r"^In '(jobs/.+)': Could not (?:find|load) '([^']+)'", text):
         where = missing[1].rpartition("/")[0]
         hint = f"a name that does not begin with / is looked for in {where}/"
         return f"{_place(missing[1])}: its defaults name {missing[2]}, which is not there: {hint}"

@@ -39,11 +39,16 @@ const take = ({ points, rewound }) => {
 
 // The workers of a run that has just begun have no log yet: the page is made anew when they have.
 let looked = 0;
-const lookForLogs = async (path, hasLog) => {
-  if (Date.now() - looked < LOOK_AGAIN) return;
-  looked = Date.now();
-  const { ranks, logs } = await call("GET", path);
-  if (ranks.length || (!hasLog && logs.length)) location.reload();
+let nextLook = 0;
+const lookForLogs = (path, hasLog) => {
+  // What comes too early is looked at later: nothing may come after it.
+  if (nextLook) return;
+  nextLook = setTimeout(async () => {
+    nextLook = 0;
+    looked = Date.now();
+    const { ranks, logs } = await call("GET", path);
+    if (ranks.length || (!hasLog && logs.length)) location.reload();
+  }, Math.max(0, looked + LOOK_AGAIN - Date.now()));
 };
 
 const compareWith = (path) => {

@@ -82,5 +82,5 @@ def test_another_group_brings_its_keys_and_keeps_what_was_filled_in(ada: Person)
     page.wait_for_url("**trainer=deepspeed**")
     page.wait_for_selector('#submit[data-ready="yes"]')
     expect(page.locator('.field[data-key="train.steps"] input')).to_have_value("77")
-    assert page.locator('.field[data-key^="trainer."]').count() == 3
+    assert page.locator('.field[data-key^="trainer."]').count() == 4
     assert ada.errors == []
