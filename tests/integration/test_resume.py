@@ -270,7 +270,7 @@ class Queues(nn.Module):
 QUEUE_KINDS = {kind: words for kind, words in KINDS.items() if kind not in ("ddp-3-workers", "ddp-ort-alone")}
 if "zero3-ort" in QUEUE_KINDS:
     QUEUE_KINDS["zero3-ort"] += ("backend.blocks=Linear",)
-QUEUE_OFTEN = ("ddp", "fsdp", "zero1", "zero3")
+QUEUE_OFTEN = ("ddp", "fsdp", "zero1")
 QUEUE_CASES = [pytest.param(kind, marks=[pytest.mark.nightly] * (kind not in QUEUE_OFTEN)) for kind in QUEUE_KINDS]
 QUEUE_STEPS = ("train.steps=6", "train.checkpoint_every=3", "train.log_every=1", "scheduler=constant")
 
