@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.keys import is_free, known_keys
 from ortlaunch.config.load import first_line
-from ortlaunch.config.paths import conf_dir
+from ortlaunch.config.paths import conf_dir, group_options
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def _options_of(group: str, config_dirs: list[str]) -> list[str]:
     from ortlaunch.models.registry import available
 
     ours = available() if group == "model" else GROUPS.get(group, ())
-    own = [path.stem for folder in (*map(Path, config_dirs), conf_dir()) for path in (folder / group).glob("*.yaml")]
-    return sorted({*ours, *own})
+    own = [path.stem for folder in map(Path, config_dirs) for path in (folder / group).glob("*.yaml")]
+    return sorted({*ours, *group_options(group), *own})
 
 
 def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:

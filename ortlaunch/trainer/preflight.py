@@ -18,7 +18,7 @@ import torch.distributed as dist
 import ortlaunch
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 _SLOW = 2.0
 """A node counts as slow when it needs this many times the median for the same work."""
@@ -42,7 +42,7 @@ def meet(workers: Workers) -> Findings:
     Raises:
         TrainingError: they do not run the same software.
     """
-    _compare(workers)
+    _compare()
     return Findings(*_all_reduce(workers), slow_hosts(_times(workers)))
 
 
@@ -61,10 +61,9 @@ def note(findings: Findings, workers: Workers, run_dir: Path) -> None:
         print(f"warning: {line}", flush=True)
 
 
-def _compare(workers: Workers) -> None:
+def _compare() -> None:
     mine = f"{ortlaunch.__version__}, torch {torch.__version__}, onnxruntime {_onnxruntime()}"
-    everyone: list[tuple[str, str]] = [("", "")] * workers.world_size
-    dist.all_gather_object(everyone, (mine, _host()))
+    everyone = values_of_all((mine, _host()))
     others = sorted({f"{host}: ortlaunch {text}" for text, host in everyone if text != everyone[0][0]})
     if others:
         first = f"{everyone[0][1]}: ortlaunch {everyone[0][0]}"
@@ -96,10 +95,8 @@ def _times(workers: Workers) -> list[tuple[str, float]]:
         matrix @ matrix
         _finish(workers)
         times.append(time.perf_counter() - begin)
-    everyone: list[tuple[str, float]] = [("", 0.0)] * workers.world_size
     # The shortest of several times: a slow node is slow each time.
-    dist.all_gather_object(everyone, (_host(), min(times)))
-    return everyone
+    return values_of_all((_host(), min(times)))
 
 
 def slow_hosts(everyone: list[tuple[str, float]]) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from ortlaunch.trainer.workers import Workers, texts_of_all
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 MOST_WORKERS = 4
 """Every worker adds up the numbers of all, which takes longer than gloo with more."""
@@ -145,10 +145,11 @@ class SharedMemory:
                 answer = peer.recv(_MESSAGE.size)
             if not answer:
                 raise RuntimeError(_ended(rank))
-            if _MESSAGE.unpack(answer) != (self._turn, sizes[rank]):
+            turn, size = _MESSAGE.unpack(answer)
+            if (turn, size) != (self._turn, sizes[rank]):
                 raise RuntimeError(
-                    f"worker {rank} exchanges {_MESSAGE.unpack(answer)[1]} bytes (turn {_MESSAGE.unpack(answer)[0]}) "
-                    f"where worker {self._rank} expects {sizes[rank]} (turn {self._turn}): the workers' models differ"
+                    f"worker {rank} exchanges {size} bytes (turn {turn}) where "
+                    f"worker {self._rank} expects {sizes[rank]} (turn {self._turn}): the workers' models differ"
                 )
         self._turn += 1
 
@@ -165,29 +166,28 @@ def connect(workers: Workers) -> SharedMemory | None:
     """
     if not _is_possible(workers):
         return None
+    # What this worker has opened is closed, unless all workers have come to the end.
     with contextlib.ExitStack() as opened:
-        # What this worker has opened is closed, unless all workers have come to the end.
-        sockets: list[socket.socket] = []
-        opened.callback(_close, sockets)
-        failure, made = "", None
+        failure, address, made = "", b"", None
         try:
-            address = _listen(sockets)
+            listener = _listen(opened)
+            address = bytes(listener.getsockname())
         except OSError as error:
-            failure, address = str(error), ""
-        addresses = texts_of_all(address, everyone())
+            failure = str(error)
+        addresses = values_of_all(address)
         if all(addresses):
             try:
-                made = _meet_all(workers, sockets, addresses)
+                made = _meet_all(workers, listener, addresses, opened)
             except OSError as error:
                 # The others see it by their sockets, and need not wait.
-                _close(sockets)
+                opened.close()
                 failure = str(error)
-        failures = list(filter(None, texts_of_all(failure, everyone())))
+        failures = list(filter(None, values_of_all(failure)))
         if failures or made is None:
             if workers.is_first:
                 print(f"ortlaunch: gradients are exchanged by gloo: no shared memory ({failures[0]})", file=sys.stderr)
             return None
-        sockets.pop(0).close()
+        listener.close()
         opened.pop_all()
         return made
 
@@ -219,43 +219,29 @@ def _is_possible(workers: Workers) -> bool:
     )
 
 
-def everyone() -> dist.ProcessGroup:
-    """The process group of all workers."""
-    group = dist.group.WORLD
-    assert group is not None
-    return group
-
-
-def _close(sockets: Sequence[socket.socket]) -> None:
-    for one in sockets:
-        one.close()
-
-
-def _listen(sockets: list[socket.socket]) -> str:
-    """Opens the socket at which workers of higher ranks arrive, and returns its address."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sockets.append(listener)
+def _listen(opened: contextlib.ExitStack) -> socket.socket:
+    """Opens the socket at which workers of higher ranks arrive."""
+    listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     listener.settimeout(_SECONDS)
     # A name without a place in the file system; the zero byte before it says so.
-    address = f"ortlaunch-{secrets.token_hex(16)}"
-    listener.bind(f"\0{address}")
+    listener.bind(f"\0ortlaunch-{secrets.token_hex(16)}")
     listener.listen(MOST_WORKERS)
-    return address
+    return listener
 
 
-def _meet_all(workers: Workers, sockets: list[socket.socket], addresses: Sequence[str]) -> SharedMemory:
+def _meet_all(
+    workers: Workers, listener: socket.socket, addresses: Sequence[bytes], opened: contextlib.ExitStack
+) -> SharedMemory:
     """Connects this worker with each other one, and maps the memory that the first one makes."""
     peers: dict[int, socket.socket] = {}
     for rank in range(workers.rank):
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sockets.append(peer)
+        peer = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         peer.settimeout(_SECONDS)
-        peer.connect(f"\0{addresses[rank]}")
+        peer.connect(addresses[rank])
         peer.send(_RANK.pack(workers.rank))
         peers[rank] = peer
     while len(peers) < workers.world_size - 1:
-        peer, _ = sockets[0].accept()
-        sockets.append(peer)
+        peer = opened.enter_context(listener.accept()[0])
         peer.settimeout(_SECONDS)
         _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         if user == os.getuid():  # Names of this kind have no permissions: every user of the machine may connect.

@@ -19,7 +19,7 @@ from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import Sampler
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.workers import Workers, texts_of_all
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 FILE = "machines.json"
 
@@ -36,7 +36,7 @@ class SystemInfo:
             run_dir: the run folder.
         """
         gpu = _gpu(workers.device)
-        texts = texts_of_all(json.dumps(_own_facts(workers, gpu)), group)
+        texts = values_of_all(json.dumps(_own_facts(workers, gpu)), group)
         self.everyone: list[dict[str, Any]] = [json.loads(text) for text in texts]
         """The facts of each worker, by rank."""
         self.nodes = Nodes([WorkerLocation(one["node"], one["host"], one["gpu"]) for one in self.everyone])

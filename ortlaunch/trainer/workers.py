@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from ortlaunch.config.schema import Config, Device
 
 STORE = "ORTLAUNCH_STORE"
 """The variable that names the part of the store in which the workers of a process group find each other."""
+T = TypeVar("T")
 _NO_LIMIT = timedelta(days=365)
 _KEPT: list[dist.ProcessGroup] = []
 # torch 2.13 has given this collective another name, and warns of the old one in the log of every run.
@@ -133,10 +135,15 @@ def leave_group(workers: Workers) -> None:
         dist.destroy_process_group(dist.group.WORLD)
 
 
-def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
-    """Every worker's text, in the order of their ranks."""
-    everyone: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, text, group=group)
+def values_of_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every worker's value, which pickle must take, in the order of their ranks.
+
+    Args:
+        value: this worker's.
+        group: the workers; None for all of the run.
+    """
+    everyone = [value] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, value, group=group)
     return everyone
 
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -36,7 +35,7 @@ class OwnBuffers:
         """
         self._model = model
         self._in_state = frozenset(in_state)
-        outside = {name: value for name, value in plain_buffers(model).items() if name not in self._in_state}
+        outside = self._outside()
         self.shapes = {name: list(value.shape) for name, value in outside.items()}
         """The shape of each buffer that is in no state dict, as it was built."""
         self._built = {name: digest(value) for name, value in outside.items()}
@@ -69,14 +68,16 @@ class OwnBuffers:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """At its end, the buffers that are in no state dict are again what they were at its beginning."""
-        outside = [name for name in plain_buffers(self._model) if name not in self._in_state]
-        now = plain_buffers(self._model)
-        before = {name: now[name].detach().clone() for name in outside}
+        before = {name: value.detach().clone() for name, value in self._outside().items()}
         yield
         after = plain_buffers(self._model)
         for name, value in before.items():
             if name not in after or not torch.equal(after[name], value):
                 buffers.put(self._model, name, value, persistent=False)
+
+    def _outside(self) -> dict[str, torch.Tensor]:
+        """The buffers that are in no state dict."""
+        return {name: value for name, value in plain_buffers(self._model).items() if name not in self._in_state}
 
     def load(self, saved: Saved) -> None:
         """Gives the model's buffers what was saved of them."""
@@ -92,13 +93,6 @@ def differing(digests: dict[str, str], first: dict[str, str]) -> list[str]:
         first: the first worker's.
     """
     return [name for name, mine in digests.items() if first.get(name) != mine]
-
-
-def gathered(digests: dict[str, str], group: dist.ProcessGroup) -> list[dict[str, str]]:
-    """Every worker's digests, in the order of their ranks."""
-    everyone: list[dict[str, str]] = [{}] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, digests, group=group)
-    return everyone
 
 
 def digest(value: torch.Tensor) -> str:

@@ -18,7 +18,7 @@ from ortlaunch.trainer.checkpoint import own_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, save_file
 from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers, Saved
 from ortlaunch.trainer.checkpoint.torch_state import Write
-from ortlaunch.trainer.workers import Workers, texts_of_all
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 ENGINE, WORKERS = "engine", "workers"
 """The folders in a checkpoint: one for the engine's files, and one with a file for each worker."""
@@ -159,7 +159,7 @@ class Saver:
 
         All workers must call it.
         """
-        everyone = own_buffers.gathered(digests, self._group) if self._each_has_own else [digests]
+        everyone = values_of_all(digests, self._group) if self._each_has_own else [digests]
         names = sorted({name for one in everyone for name in own_buffers.differing(one, everyone[0])})
         if not self._workers.is_first:
             return {name: copied[name] for name in own_buffers.differing(digests, everyone[0])}, names
@@ -194,7 +194,7 @@ class Saver:
             free = shutil.disk_usage(place).free / 1e6
             # An error that torch's writer passes on may no longer say that the disk is full.
             mine = f"rank {self._workers.rank}: {_cause(error)} ({free:.0f} MB are free in {place})"
-        return next(filter(None, texts_of_all(mine, self._group)), "")
+        return next(filter(None, values_of_all(mine, self._group)), "")
 
 
 def must_be_written(written: list[Written]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
-from ortlaunch.trainer.shared_memory import SharedMemory, everyone
+from ortlaunch.trainer.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -36,7 +37,8 @@ def _average(memory: SharedMemory, bucket: GradBucket) -> torch.futures.Future[t
     """
     gradients = bucket.buffer()
     if not memory.can_take(gradients):
-        return allreduce_hook(everyone(), bucket)
+        assert dist.group.WORLD is not None
+        return allreduce_hook(dist.group.WORLD, bucket)
     memory.sum_(gradients, scale=1 / memory.workers)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(gradients)
