@@ -10,17 +10,18 @@ from ortlaunch.launch.table import launcher_of
 from ortlaunch.tracking import trackers
 
 
-def prepared(config: Config) -> Config:
+def prepared(config: Config, *, starts: bool = True) -> Config:
     """Returns the configuration as it can be launched from this folder.
 
     Its launcher has decided the values that were open, all checks have passed, and its tracking paths are absolute.
 
     Args:
         config: the configuration as it was composed, or as a run folder has stored it.
+        starts: whether a run may start from here. Otherwise this machine need not have its GPUs.
 
     Raises:
         RequestError: the first rule that the configuration breaks.
     """
     config = launcher_of(config).settle(config)
-    check(config)
+    check(config, starts=starts)
     return trackers.resolved(config, Path.cwd())

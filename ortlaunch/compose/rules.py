@@ -38,13 +38,19 @@ from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, starts: bool = True) -> None:
     """Applies every rule.
+
+    Args:
+        config: the configuration.
+        starts: whether a run may start from here.
 
     Raises:
         RequestError: the first rule that the configuration breaks.
     """
     for rule in RULES:
+        rule(config)
+    for rule in launcher_of(config).start_rules if starts else ():
         rule(config)
 
 

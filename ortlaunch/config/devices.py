@@ -37,14 +37,25 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def free_gpu_memory() -> int | None:
+    """Bytes that are free on each of this machine's GPUs, of the one with the fewest; None if there is no answer."""
+    listing = _nvidia_smi("--query-gpu=memory.free", "--format=csv,noheader,nounits")
+    found = [int(line) for line in listing.splitlines() if line.strip().isdigit()]
+    return min(found) * 2**20 if found else None
+
+
 def _present_gpus() -> int:
     driver = Path("/proc/driver/nvidia/gpus")
     if driver.is_dir():
         return sum(1 for _ in driver.iterdir())
+    return sum(1 for line in _nvidia_smi("-L").splitlines() if line.startswith("GPU "))
+
+
+def _nvidia_smi(*options: str) -> str:
+    """What nvidia-smi prints; nothing where it is not installed or does not answer."""
     if shutil.which("nvidia-smi") is None:
-        return 0
+        return ""
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+        return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(1 for line in listing.stdout.splitlines() if line.startswith("GPU "))
+        return ""

@@ -71,7 +71,7 @@ def bands_of(
         probed: the memory of the phases under the backends that were probed.
     """
     return {
-        name: _any_of(
+        name: any_of(
             [
                 # No backend runs yet where data is opened.
                 probed[one][name] if one in probed else phase_band("eager" if name == OPENING else one, base, use)
@@ -82,5 +82,6 @@ def bands_of(
     }
 
 
-def _any_of(bands: Sequence[Band]) -> Band:
+def any_of(bands: Sequence[Band]) -> Band:
+    """The memory of one of several backends: from the least that one needs to the most that one needs."""
     return Band(min(one.low for one in bands), max(one.middle for one in bands), max(one.high for one in bands))

@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,11 +15,11 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
-from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config, Device
+from ortlaunch.config.schema import Config, Device, LocalConfig
 from ortlaunch.estimate.render import render
-from ortlaunch.launch.memory.limit import limit_of, parsed
+from ortlaunch.launch.memory.limit import gpu_limit_of, limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
 from ortlaunch.launch.memory.request import PROBED, Request
 from ortlaunch.launch.planning import make_plan
@@ -38,10 +39,13 @@ Usage:
 
 Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
 optimizer on tensors without content, so that no weights are allocated. backend=ort and backend=compile are probed: real
-steps with two micro-batches, each in a process with a memory limit, kept for later. Knows workers on the CPU only.
+steps with two micro-batches, each in a process with a memory limit, kept for later.
+
+With device=cuda the memory is that of a worker's GPU. It needs no GPU: --memory 80GiB asks for one that is elsewhere.
 
 Options:
-  --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM
+  --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM;
+                 with device=cuda that of each GPU
   --quick        leave out probes, the largest micro-batch, what checkpointing saves, and what makes it fit
   --format       table (default) or json
 
@@ -74,7 +78,7 @@ def main(arguments: list[str]) -> int:
         # Hydra has printed what an option such as --cfg asked for.
         return exit_codes.DONE
     is_json = options.get("--format") == "json"
-    report = estimate(prepared(to_config(composed[0])), memory, quick=quick, quiet=is_json)
+    report = estimate(prepared(to_config(composed[0]), starts=False), memory, quick=quick, quiet=is_json)
     if is_json:
         print(json.dumps(report, indent=2))
     else:
@@ -94,23 +98,31 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
     Raises:
         RequestError: that process refused the request, or ended early.
     """
-    if resolve_device(config.device) is Device.cuda:
-        raise RequestError(
-            "ortlaunch estimate knows the memory of workers on the CPU, not of GPUs: device=cpu estimates the same run "
-            "on the CPU"
-        )
+    on_gpu = resolve_device(config.device) is Device.cuda
+    if on_gpu:
+        config = _with_gpus(config)
     plan = make_plan(config)
     key = key_of(config, plan.workers, plan.nodes)
-    limit, source = (memory, "--memory") if memory is not None else limit_of(config)
-    probes = config.backend.name in PROBED and not quick
+    limit, source = (memory, "--memory") if memory is not None else (gpu_limit_of if on_gpu else limit_of)(config)
+    probes = config.backend.name in PROBED and not quick and not on_gpu
     return report_of(
         "estimate",
         config,
         trackers.worker_environment(config),
         status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
         quiet=quiet,
-        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key, may_probe_backend=probes).write,
+        add_files=Request(
+            plan.workers, plan.nodes, limit, source, quick, key, on_gpu=on_gpu, may_probe_backend=probes
+        ).write,
     )
+
+
+def _with_gpus(config: Config) -> Config:
+    """The configuration with a number of workers where this machine has no GPU to count."""
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig) or launcher.workers_per_node is not None or visible_gpus():
+        return config
+    return replace(config, launcher=replace(launcher, workers_per_node=1))
 
 
 def _options(arguments: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ortlaunch.estimate import workspace
+from ortlaunch.estimate.device_memory import DeviceMemory
 from ortlaunch.estimate.resident import Resident
 
 _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -50,9 +51,14 @@ class Use:
 class Ledger(TorchDispatchMode):
     """Counts storages from the operation that makes them until nothing refers to them any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
+        """
+        Args:
+            on_gpu: whether the tensors stand for those on a GPU.
+        """
         super().__init__()
-        self._resident = Resident()
+        self._on_gpu = on_gpu
+        self._resident = Resident([DeviceMemory()] if on_gpu else None)
         self._entries: dict[int, _Entry] = {}
         self._tensors = 0
         self._peak = 0
@@ -70,19 +76,19 @@ class Ledger(TorchDispatchMode):
         if self._answers and func is torch.ops.aten._local_scalar_dense.default:
             return _made_up(args[0])
         kwargs = kwargs or {}
-        out = workspace.completed(func, args, func(*args, **kwargs))
-        is_written = func.overloadpacket.__name__ not in _WITHOUT_CONTENT or _fills_memory()
+        out = func(*args, **kwargs)
+        if not self._on_gpu:
+            out = workspace.completed(func, args, out)
+        # A GPU's memory is taken when it is asked for.
+        is_written = self._on_gpu or func.overloadpacket.__name__ not in _WITHOUT_CONTENT or _fills_memory()
         for one in tree_leaves(out):
             if isinstance(one, torch.Tensor):
                 self._note(one, is_written=is_written)
         if func._schema.is_mutable:
             for one in _written(func, args, kwargs):
                 self._note(one, is_written=True)
-        self._borrow(workspace.of_kernel(func, args, out))
-        if size := workspace.of_exchange(func, args, out):
-            # Before gloo's thread makes a copy, the calling one makes a tensor of the same size and does not use it.
-            self._resident.skip(size)
-            self._borrow(size, is_exchanged=True)
+        if not self._on_gpu:
+            self._note_workspace(func, args, out)
         if self._act is not None:
             self._made(_operations(func, args, kwargs, out))
         return out
@@ -164,6 +170,14 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
+
+    def _note_workspace(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
+        """Counts what the CPU's kernels and gloo hold while the operation runs."""
+        self._borrow(workspace.of_kernel(func, args, out))
+        if size := workspace.of_exchange(func, args, out):
+            # Before gloo's thread makes a copy, the calling one makes a tensor of the same size and does not use it.
+            self._resident.skip(size)
+            self._borrow(size, is_exchanged=True)
 
     def _made(self, operations: float) -> None:
         self._operations_left -= operations

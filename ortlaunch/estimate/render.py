@@ -22,11 +22,16 @@ _PARTS = {
     "activations_bytes": "activations kept for the backward",
     "allocator_bytes": "holes in the allocator's heap at the peak",
 }
+_PARTS_ON_GPU = {
+    "base_bytes": "CUDA, NCCL and libraries",
+    "allocator_bytes": "reserved at the peak beyond what is allocated",
+}
 
 
 def render(report: dict[str, Any], console: Console) -> None:
     """Prints a report that `ortlaunch.estimate.study` made."""
     first = report["workers"][0]
+    on_gpu = report["device"] == "cuda"
     workers = report["world_size"]
     console.out(
         f"{report['model']}, backend={report['backend']}, trainer={report['trainer']}, {report['precision']}, "
@@ -36,17 +41,19 @@ def render(report: dict[str, Any], console: Console) -> None:
     if report["note"]:
         console.out(f"note: {report['note']}", highlight=False)
     # Of another backend only the peaks of the phases are known.
-    console.print(_parts(first, f"a worker holds{'' if report['backend'] == 'eager' else ' in eager PyTorch'}"))
+    where = " on its GPU" if on_gpu else ""
+    title = f"a worker holds{where}{'' if report['backend'] == 'eager' else ' in eager PyTorch'}"
+    console.print(_parts(first, title, _PARTS | (_PARTS_ON_GPU if on_gpu else {})))
     console.print(_phases(first))
     console.out("\n".join(_conclusions(report)), highlight=False)
     console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
 
 
-def _parts(worker: dict[str, Any], title: str) -> Table:
+def _parts(worker: dict[str, Any], title: str, names: dict[str, str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(title)
     table.add_column("", justify="right")
-    for key, text in _PARTS.items():
+    for key, text in names.items():
         count = worker["parts"][key]
         # Of a small model's parameters 0 MiB would look as if they had been overlooked.
         table.add_row(text, "under 1 MiB" if 0 < count < MIB else size(count))
@@ -66,8 +73,10 @@ def _phases(worker: dict[str, Any]) -> Table:
 def _conclusions(report: dict[str, Any]) -> list[str]:
     machine = report["machine"]
     limit = machine["limit_bytes"]
+    workers = counted(len(report["workers"]), "worker")
+    of = "a GPU with its worker" if report["device"] == "cuda" else f"a machine with its {workers}"
     lines = [
-        f"a machine with its {counted(len(report['workers']), 'worker')}: {size(machine['low_bytes'])} to "
+        f"{of}: {size(machine['low_bytes'])} to "
         f"{size(machine['high_bytes'])}, likely {size(machine['peak_bytes'])}; "
         + (f"limit {size(limit)} ({machine['limit_source']})" if limit is not None else machine["limit_source"])
     ]

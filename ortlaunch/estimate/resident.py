@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ortlaunch.estimate.heap import Block, Heap
 
@@ -22,7 +23,13 @@ _ARENAS = 3
 """The main thread's part of the heap, and those of the two threads in which gloo exchanges."""
 
 
-class _Kind(Enum):
+Held = TypeVar("Held")
+"""What a model knows of a block that it has given out."""
+
+
+class Kind(Enum):
+    """What is done with a block."""
+
     allocate = auto()
     map = auto()
     write = auto()
@@ -30,10 +37,10 @@ class _Kind(Enum):
     skip = auto()
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call of the allocator, a mapping beside it, the first write to bytes of a block, or a block without a write."""
 
-    kind: _Kind
+    kind: Kind
     block: int
     size: int
     """Bytes of the block, or bytes that are written."""
@@ -55,22 +62,20 @@ class _Held:
     """Bytes that the system has not given yet: it gives a page of a mapping when the page is written."""
 
 
-class _Process:
-    """One model: the heaps of a process and the blocks in them."""
+class Model(ABC, Generic[Held]):
+    """A model of an allocator: the blocks that it has given out, and the bytes that it keeps for them."""
 
-    def __init__(self, seed: int) -> None:
-        main = Heap(seed=seed)
-        self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
-        self._chance = random.Random(seed)
-        self._held: dict[int, _Held] = {}
-        self.now = 0
-        self.peak = 0
+    now: int
+    """Bytes that it keeps now."""
+    peak: int
+    """The most that it kept since this was last set back."""
+    _held: dict[int, Held]
 
-    def apply(self, call: _Call) -> None:
+    def apply(self, call: Call) -> None:
         """Takes a call."""
         self._take((call,), self._held)
 
-    def repeat(self, tape: Sequence[_Call], successors: Mapping[int, int], times: int) -> None:
+    def repeat(self, tape: Sequence[Call], successors: Mapping[int, int], times: int) -> None:
         """Takes the calls of a step so many times more.
 
         Args:
@@ -85,15 +90,30 @@ class _Process:
             left = {block: held[block] for block in successors.values()}
         self._held |= left
 
-    def _take(self, calls: Iterable[_Call], held: dict[int, _Held]) -> None:
+    @abstractmethod
+    def _take(self, calls: Iterable[Call], held: dict[int, Held]) -> None:
         """Takes calls.
 
         Args:
             calls: what is done.
             held: the blocks in use, by the numbers in the calls.
         """
+
+
+class _Process(Model[_Held]):
+    """The heaps of a process on the CPU and the blocks in them."""
+
+    def __init__(self, seed: int) -> None:
+        main = Heap(seed=seed)
+        self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
+        self._chance = random.Random(seed)
+        self._held = {}
+        self.now = 0
+        self.peak = 0
+
+    def _take(self, calls: Iterable[Call], held: dict[int, _Held]) -> None:
         # All tensors of many steps come through here, so it is written for speed.
-        allocate, write, free, skip = _Kind.allocate, _Kind.write, _Kind.free, _Kind.skip
+        allocate, write, free, skip = Kind.allocate, Kind.write, Kind.free, Kind.skip
         main, *of_threads = self._heaps
         chance, now = self._chance, self.now
         for kind, number, size, is_exchanged, is_tensor in calls:
@@ -142,11 +162,15 @@ def _freed(one: _Held) -> int:
 class Resident:
     """Counts what blocks keep resident. Blocks have numbers."""
 
-    def __init__(self) -> None:
-        self._processes = [_Process(_ARENAS * index) for index in range(_CHANCES)]
+    def __init__(self, models: Sequence[Model[Any]] | None = None) -> None:
+        """
+        Args:
+            models: of the allocator; by default of a process on the CPU.
+        """
+        self._models = [_Process(_ARENAS * index) for index in range(_CHANCES)] if models is None else models
         self._count = 0
         self._sizes: dict[int, int] = {}
-        self._tape: list[_Call] | None = None
+        self._tape: list[Call] | None = None
 
     def allocate(self, size: int) -> int:
         """Returns the number of a block of a tensor in which nothing was written."""
@@ -156,7 +180,7 @@ class Resident:
         """Returns the number of a block in a file that is mapped into memory, all of which was read."""
         block = self._new_number()
         self._sizes[block] = size
-        self._apply(_Call(_Kind.map, block, size))
+        self._apply(Call(Kind.map, block, size))
         return block
 
     def borrow(self, size: int, *, is_exchanged: bool = False) -> None:
@@ -172,25 +196,25 @@ class Resident:
 
     def skip(self, size: int) -> None:
         """Notes that an operation makes a tensor and frees it without a write."""
-        self._apply(_Call(_Kind.skip, self._new_number(), size))
+        self._apply(Call(Kind.skip, self._new_number(), size))
 
     def write(self, block: int, size: int) -> None:
         """Notes that so many bytes of a block are written for the first time."""
-        self._apply(_Call(_Kind.write, block, size))
+        self._apply(Call(Kind.write, block, size))
 
     def free(self, block: int) -> None:
         """Takes a block back."""
-        self._apply(_Call(_Kind.free, block, self._sizes.pop(block)))
+        self._apply(Call(Kind.free, block, self._sizes.pop(block)))
 
     @property
     def now(self) -> list[int]:
         """Bytes that are resident by each model."""
-        return [one.now for one in self._processes]
+        return [one.now for one in self._models]
 
     def take_peaks(self) -> list[int]:
         """The most that was resident by each model since the last call, or since the beginning."""
-        peaks = [one.peak for one in self._processes]
-        for one in self._processes:
+        peaks = [one.peak for one in self._models]
+        for one in self._models:
             one.peak = one.now
         return peaks
 
@@ -204,32 +228,32 @@ class Resident:
             self._tape = None
         self._repeat(tape, times)
 
-    def _repeat(self, tape: list[_Call], times: int) -> None:
-        allocated = {call.block: call.size for call in tape if call.kind is _Kind.allocate}
-        freed = {call.block: call.size for call in tape if call.kind is _Kind.free}
+    def _repeat(self, tape: list[Call], times: int) -> None:
+        allocated = {call.block: call.size for call in tape if call.kind is Kind.allocate}
+        freed = {call.block: call.size for call in tape if call.kind is Kind.free}
         left = {block: size for block, size in allocated.items() if block not in freed}
         before = {block: size for block, size in freed.items() if block not in allocated}
         successors = _of_same_size(before, left)
         once = left.keys() - set(successors.values())
         again = (allocated.keys() - once) | successors.keys()
-        tape = [call for call in tape if call.block in again or call.kind is _Kind.skip]
-        for one in self._processes:
+        tape = [call for call in tape if call.block in again or call.kind is Kind.skip]
+        for one in self._models:
             one.repeat(tape, successors, times)
 
     def _allocate(self, size: int, *, is_exchanged: bool = False, is_tensor: bool = False) -> int:
         block = self._new_number()
         self._sizes[block] = size
-        self._apply(_Call(_Kind.allocate, block, size, is_exchanged, is_tensor))
+        self._apply(Call(Kind.allocate, block, size, is_exchanged, is_tensor))
         return block
 
     def _new_number(self) -> int:
         self._count += 1
         return self._count
 
-    def _apply(self, call: _Call) -> None:
+    def _apply(self, call: Call) -> None:
         if self._tape is not None:
             self._tape.append(call)
-        for one in self._processes:
+        for one in self._models:
             one.apply(call)
 
 

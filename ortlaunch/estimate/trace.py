@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.config.schema import Config, OrtConfig, Precision
+from ortlaunch.estimate.gpu_operations import as_on_gpu
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
 from ortlaunch.estimate.workspace import has_low_precision
@@ -42,6 +43,7 @@ _WRITTEN_PER_SECOND = 450e6
 others of the same size had just been removed it took 0.3 s, because the kernel had their pages at hand."""
 _OPERATIONS_PER_SECOND = 50e9
 """Of a core in a training step, roughly."""
+_BUCKET = 25 * 2**20
 _SLOWER = 5
 """In bf16 and fp16, on a CPU without instructions for them."""
 
@@ -95,7 +97,7 @@ def shapes_of(batch: Batch, batch_size: int) -> Shapes:
     return {name: ((batch_size, *tensor.shape[1:]), tensor.dtype) for name, tensor in batch.items()}
 
 
-def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True) -> Trace:
+def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True, on_gpu: bool = False) -> Trace:
     """Traces a run as its first worker.
 
     Args:
@@ -103,23 +105,26 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
         workers: this worker's place, as if there were others.
         shapes: of a micro-batch.
         is_fake: whether tensors have no content. Otherwise the phases are really run.
+        on_gpu: whether the tensors stand for those on a GPU.
 
     Raises:
         RequestError: the model or the trainer refuses the request, as it would in a run.
         Exception: the model cannot be traced on fake tensors.
     """
-    ledger = Ledger()
+    ledger = Ledger(on_gpu=on_gpu)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(replacements())
+            if on_gpu:
+                stack.enter_context(as_on_gpu())
             if is_fake:
                 stack.enter_context(mode)
                 stack.enter_context(loaded_without_content(mode, ledger.adopt))
             stack.enter_context(ledger)
             stack.enter_context(ledger.seeing_resizes())
             batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-            return Rehearsal(config, workers, [batch], ledger, is_fake=is_fake).trace()
+            return Rehearsal(config, workers, [batch], ledger, is_fake=is_fake, on_gpu=on_gpu).trace()
     finally:
         gc.collect()
 
@@ -158,7 +163,14 @@ class Rehearsal:
     """The phases of a run, in their order."""
 
     def __init__(
-        self, config: Config, workers: Workers, batches: Sequence[Batch], meter: Meter, *, is_fake: bool
+        self,
+        config: Config,
+        workers: Workers,
+        batches: Sequence[Batch],
+        meter: Meter,
+        *,
+        is_fake: bool,
+        on_gpu: bool = False,
     ) -> None:
         """
         Args:
@@ -167,6 +179,8 @@ class Rehearsal:
             batches: the micro-batch of every step, and those that the backend's check takes in addition.
             meter: measures the memory.
             is_fake: whether tensors have no content.
+            on_gpu: whether the tensors stand for those on a GPU. A run builds its model in the host's memory, and
+                copies for its checkpoints into that.
         """
         # More micro-batches need no more memory than three.
         train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
@@ -174,6 +188,7 @@ class Rehearsal:
         self._workers = workers
         self._meter = meter
         self._is_fake = is_fake
+        self._on_gpu = on_gpu
         self._batch = batches[0]
         self._batches = list(batches)
         self._backend = BackendRun()
@@ -195,6 +210,8 @@ class Rehearsal:
             make_deterministic()
         model = build_seeded(self._config)
         self._ended("build")
+        if self._on_gpu:
+            del self._phases["build"]
         engine = self._start(model)
         self._step(engine)
         # Holes of the allocator grow in the first steps. Tensors are the same in each.
@@ -205,6 +222,9 @@ class Rehearsal:
         self._recheck()
         self._ended("step")
         self._evaluation(engine)
+        if self._on_gpu:
+            self._step_beside_old_buckets(engine, parts)
+            return Trace(parts, self._phases)
         self._checkpoint(engine)
         self._end(engine)
         self._checkpoint_at_most(engine)
@@ -239,6 +259,21 @@ class Rehearsal:
             trainer_buffers=max(0, stays - model - state),
             activations=max(0, kept),
         )
+
+    def _step_beside_old_buckets(self, engine: Engine, parts: Parts) -> None:
+        """Takes the step in which DDP has new buckets for the gradients beside the old ones.
+
+        After its first steps DDP makes its buckets anew, in the order in which gradients come. NCCL holds the old ones
+        until an exchange after its watching thread has come by, which may be a step later: in half of the measured
+        runs they were there in a whole step.
+        """
+        if self._config.trainer.name != "ddp":
+            return
+        held = [torch.empty(size, dtype=torch.uint8) for size in _pieces(parts.gradients)]
+        self._step(engine)
+        del held
+        step, reserved = self._phases["step"], self._meter.take_peak().process
+        self._phases["step"] = replace(step, process=max(step.process, reserved), most=max(step.most, reserved))
 
     def _recheck(self) -> None:
         """Compares the gradients once as within a long run: beside the optimizer's state, which the start has not."""
@@ -422,6 +457,11 @@ class _Counted(HostMemory):
         """Returns the tensor itself."""
         self.size += _local(tensor).nbytes
         return tensor
+
+
+def _pieces(size: int) -> list[int]:
+    """Bytes in pieces of the size of DDP's buckets."""
+    return [_BUCKET] * (size // _BUCKET) + [size % _BUCKET] * (size % _BUCKET > 0)
 
 
 def _larger(one: Use, other: Use) -> Use:

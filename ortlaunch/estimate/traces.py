@@ -16,6 +16,7 @@ from ortlaunch.base.free_memory import available
 from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import OPENING
+from ortlaunch.estimate.gpu_band import CONTEXT
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.probe import ProcessMeter
@@ -96,10 +97,10 @@ class Traces:
                 raise RequestError(f"a step of this configuration fails: {reason}") from error
         finally:
             # Before a probe, whose tensors would be in it.
-            self.base = self._process_base()
+            self.base = CONTEXT.middle if self._request.on_gpu else self._process_base()
         self.is_fake = False
         self.note = f"the model cannot be traced on tensors without content ({reason})"
-        if not self._request.may_probe:
+        if not self._request.may_probe or self._request.on_gpu:
             raise RequestError(self.note)
         _limit_memory(self._request.limit)
         try:
@@ -144,6 +145,8 @@ class Traces:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
+        if self._request.on_gpu:
+            return trace(config, self._workers, shapes, on_gpu=True)
         found = trace(config, self._workers, shapes, is_fake=self.is_fake)
         opening = Use(0, self._opening, self._opening, self._opening)
         return replace(found, phases={OPENING: opening, **found.phases})

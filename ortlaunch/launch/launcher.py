@@ -55,6 +55,8 @@ class Launcher(ABC):
     """The dataclass of its keys; the default of its field `name` is the launcher's name."""
     rules: ClassVar[tuple[Rule, ...]] = ()
     """Checks of the configuration that are made before anything starts."""
+    start_rules: ClassVar[tuple[Rule, ...]] = ()
+    """Checks of this machine, for a run that starts here."""
 
     def settle(self, config: Config) -> Config:
         """Returns the configuration with values that only the launcher can decide, such as that of ``device=auto``."""

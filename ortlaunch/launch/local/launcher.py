@@ -11,7 +11,7 @@ from ortlaunch.config.devices import resolve_device, usable_cores, visible_gpus
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.launcher import Launcher
 from ortlaunch.launch.local import machines
-from ortlaunch.launch.local.rules import LOCAL_RULES
+from ortlaunch.launch.local.rules import LOCAL_RULES, LOCAL_START_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
 from ortlaunch.run.key import RunKey
@@ -24,6 +24,7 @@ class LocalLauncher(Launcher):
     title = "this machine"
     config = LocalConfig
     rules = LOCAL_RULES
+    start_rules = LOCAL_START_RULES
 
     def workers_per_node(self, config: Config) -> int:
         """Returns the number of workers on this machine."""

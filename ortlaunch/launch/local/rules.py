@@ -51,4 +51,5 @@ def _machines(config: Config) -> None:
         )
 
 
-LOCAL_RULES: tuple[Rule, ...] = (_gpus, _machines)
+LOCAL_RULES: tuple[Rule, ...] = (_machines,)
+LOCAL_START_RULES: tuple[Rule, ...] = (_gpus,)

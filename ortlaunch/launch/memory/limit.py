@@ -6,6 +6,7 @@ import re
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.config.devices import free_gpu_memory
 from ortlaunch.config.schema import Config, LocalConfig, SlurmConfig
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -52,3 +53,9 @@ def limit_of(config: Config) -> tuple[int | None, str]:
     if isinstance(launcher, SlurmConfig) and launcher.memory not in (None, WHOLE_NODE):
         return parsed(str(launcher.memory), "launcher.memory"), "launcher.memory"
     return None, "not known: give launcher.memory or --memory"
+
+
+def gpu_limit_of(config: Config) -> tuple[int | None, str]:
+    """Bytes of each GPU of the run, and where they are from; None if no GPU is here, or the run goes elsewhere."""
+    free = free_gpu_memory() if isinstance(config.launcher, LocalConfig) else None
+    return (None, "not known: give --memory") if free is None else (free, "free on this machine's GPUs")

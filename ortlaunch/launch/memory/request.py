@@ -30,6 +30,8 @@ class Request:
     """Of what could be changed about the run, whether to trace only the nearest change, if the run does not fit."""
     may_probe: bool = True
     """Whether a model that cannot be traced may be run for a real step. Beside a run that starts it may not."""
+    on_gpu: bool = False
+    """Whether each worker has a GPU, whose memory is asked for. The limit is then that of a GPU."""
     may_probe_backend: bool = False
     """Whether a backend that cannot be traced may be probed by real steps; kept probes are used in any case."""
 

@@ -1,0 +1,41 @@
+"""From the traced tensors of a worker to the memory of its GPU: a low, a middle and a high figure for each phase.
+
+docs/estimate.md has the measurements that the constants are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ortlaunch.launch.memory.band import MIB, Band
+
+CONTEXT = Band(350 * MIB, 1330 * MIB, 2048 * MIB)
+"""What a process holds on its GPU beside its tensors. On an H200 (torch 2.11, CUDA 13, NCCL 2.28) CUDA's context took
+619 MiB, kernels of cuBLAS and cuDNN 84, cuBLAS's workspaces 64, and NCCL 556 for one worker. Other GPUs need less for
+their context, and NCCL takes more where it has others to talk to."""
+_MARGIN = 0.03
+"""Measured peaks were at most 3.5 % above those of the trace."""
+_COMPILED = 0.5
+"""Fused kernels keep less than those of eager PyTorch, at most by this share."""
+
+
+def gpu_band(backend: str, use: Mapping[str, int], offloaded: int) -> Band:
+    """The memory of a GPU in one phase.
+
+    Args:
+        backend: the backend's name.
+        use: the phase's ``tensors``, ``process`` and ``most`` in bytes: what eager PyTorch has allocated, what its
+            allocator has reserved for that, and the most that it may have reserved.
+        offloaded: bytes of the optimizer's state that lie in the host's memory.
+    """
+    tensors, reserved, most = (max(0, use[name] - offloaded) for name in ("tensors", "process", "most"))
+    # Before it fails, the allocator returns what it has reserved and not given out.
+    eager = Band(
+        CONTEXT.low + int((1 - _MARGIN) * tensors),
+        CONTEXT.middle + reserved,
+        CONTEXT.high + int((1 + _MARGIN) * most),
+    )
+    if backend == "eager":
+        return eager
+    low = CONTEXT.low + int(_COMPILED * tensors)
+    return Band(low, eager.middle, eager.high if backend == "compile" else CONTEXT.high + 2 * most)

@@ -1,0 +1,61 @@
+"""What an estimate says about the memory of a worker's GPU, and what could be changed about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ortlaunch.config.schema import Config
+from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.estimate.band import any_of, worst
+from ortlaunch.estimate.gpu_band import gpu_band
+from ortlaunch.estimate.study import Found, Study
+from ortlaunch.launch.memory.band import Band
+from ortlaunch.launch.memory.cache import Estimate
+from ortlaunch.launch.memory.calibration import Calibration
+from ortlaunch.launch.memory.request import Request
+
+_NO_BAND = Band(0, 0, 0)
+
+
+class GpuStudy(Study):
+    """Judges the memory of a worker's GPU: each worker has one for itself."""
+
+    def __init__(self, config: Config, request: Request) -> None:
+        """The arguments and errors are those of `Study`."""
+        self._offloads = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.offload_optimizer
+        if isinstance(config.trainer, DeepSpeedConfig):
+            # What is offloaded is traced as if it stayed, and taken off afterwards.
+            config = replace(config, trainer=replace(config.trainer, offload_optimizer=False))
+        super().__init__(config, request)
+
+    def _find_lines(self) -> None:
+        """Nothing is probed: this machine need not have the GPU."""
+        self._why_no_line = "and none are taken on a GPU"
+
+    def _keep(self, estimate: Estimate) -> None:
+        """Nothing is kept: no check before a run asks for it."""
+
+    def _measured(self, *, is_probed: bool) -> Calibration:
+        return Calibration({})
+
+    def _bands_in(self, found: Found, names: Sequence[str]) -> dict[str, Band]:
+        phases = found.trace.to_json()["phases"]
+        offloaded = found.trace.parts.optimizer_state if self._offloads else 0
+        return {name: any_of([gpu_band(one, phases[name], offloaded) for one in self._backends]) for name in names}
+
+    def _plain_machine(self, found: Found) -> Band:
+        """The memory of the GPU that needs the most."""
+        return worst(self._bands(found, is_first=True))[1]
+
+    @property
+    def _sharing(self) -> int:
+        return 1
+
+    @property
+    def _compilers(self) -> Band:
+        return _NO_BAND
+
+    @property
+    def _loaders(self) -> Band:
+        return _NO_BAND
