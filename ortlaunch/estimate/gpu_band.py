@@ -19,16 +19,15 @@ _COMPILED = 0.5
 """Fused kernels keep less than those of eager PyTorch, at most by this share."""
 
 
-def gpu_band(backend: str, use: Mapping[str, int], offloaded: int) -> Band:
+def gpu_band(backend: str, use: Mapping[str, int]) -> Band:
     """The memory of a GPU in one phase.
 
     Args:
         backend: the backend's name.
         use: the phase's ``tensors``, ``process`` and ``most`` in bytes: what eager PyTorch has allocated, what its
             allocator has reserved for that, and the most that it may have reserved.
-        offloaded: bytes of the optimizer's state that lie in the host's memory.
     """
-    tensors, reserved, most = (max(0, use[name] - offloaded) for name in ("tensors", "process", "most"))
+    tensors, reserved, most = (use[name] for name in ("tensors", "process", "most"))
     # Before it fails, the allocator returns what it has reserved and not given out.
     eager = Band(
         CONTEXT.low + int((1 - _MARGIN) * tensors),

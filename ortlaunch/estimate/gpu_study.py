@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ortlaunch.config.schema import Config
-from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.estimate.band import any_of, worst
 from ortlaunch.estimate.gpu_band import gpu_band
 from ortlaunch.estimate.study import Found, Study
 from ortlaunch.launch.memory.band import Band
 from ortlaunch.launch.memory.cache import Estimate
 from ortlaunch.launch.memory.calibration import Calibration
-from ortlaunch.launch.memory.request import Request
 
 _NO_BAND = Band(0, 0, 0)
 
 
 class GpuStudy(Study):
     """Judges the memory of a worker's GPU: each worker has one for itself."""
-
-    def __init__(self, config: Config, request: Request) -> None:
-        """The arguments and errors are those of `Study`."""
-        self._offloads = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.offload_optimizer
-        if isinstance(config.trainer, DeepSpeedConfig):
-            # What is offloaded is traced as if it stayed, and taken off afterwards.
-            config = replace(config, trainer=replace(config.trainer, offload_optimizer=False))
-        super().__init__(config, request)
 
     def _find_lines(self) -> None:
         """Nothing is probed: this machine need not have the GPU."""
@@ -41,8 +29,7 @@ class GpuStudy(Study):
 
     def _bands_in(self, found: Found, names: Sequence[str]) -> dict[str, Band]:
         phases = found.trace.to_json()["phases"]
-        offloaded = found.trace.parts.optimizer_state if self._offloads else 0
-        return {name: any_of([gpu_band(one, phases[name], offloaded) for one in self._backends]) for name in names}
+        return {name: any_of([gpu_band(one, phases[name]) for one in self._backends]) for name in names}
 
     def _plain_machine(self, found: Found) -> Band:
         """The memory of the GPU that needs the most."""

@@ -17,6 +17,7 @@ from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.gpu_band import CONTEXT
+from ortlaunch.estimate.gpu_trace import gpu_trace
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.probe import ProcessMeter
@@ -146,7 +147,7 @@ class Traces:
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
         if self._request.on_gpu:
-            return trace(config, self._workers, shapes, on_gpu=True)
+            return gpu_trace(config, self._workers, shapes)
         found = trace(config, self._workers, shapes, is_fake=self.is_fake)
         opening = Use(0, self._opening, self._opening, self._opening)
         return replace(found, phases={OPENING: opening, **found.phases})

@@ -159,7 +159,6 @@ def test_a_backend_is_probed_and_the_probes_are_used_again(tmp_path: Path, backe
         (["--format=xml"], "--format takes one of"),
         (["--memory=lots"], "--memory=lots: not a size of memory"),
         ([f"--memory={2**31}TiB"], "no machine has so much memory"),
-        (["launcher=slurm", "launcher.gpus_per_node=2"], "not of GPUs"),
         (["train.stepz=3"], "train.stepz"),
         (["train.steps=3,4", "--multirun"], "one configuration"),
     ],

@@ -32,6 +32,7 @@ def test_what_a_small_model_holds_does_not_look_overlooked(size: int, text: str)
         "method": "fake tensors",
         "verdict": "fits",
         "calibrated_by_runs": 0,
+        "device": "cpu",
         "workers": [{"parts": {**dict.fromkeys(PARTS, 0), "gradients_bytes": size}, "phases": {"step": band}}],
         "machine": {**band, "limit_bytes": None, "limit_source": "", "compilers_bytes": 0, "loaders_bytes": 0},
         "checkpointing_saves_bytes": None,

@@ -1,0 +1,94 @@
+"""``ortlaunch estimate device=cuda`` where there is no GPU, beside runs that were measured on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import answer, ortlaunch
+
+MEASURED: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "recorded" / "h200.json").read_text())
+"""Peaks of runs of six steps with one worker on an H200 (torch 2.11): what torch had allocated and reserved."""
+_WORKSPACES = 64
+"""MiB of cuBLAS's workspaces, which the estimate counts to the libraries."""
+_COMMON = ("backend=eager", "train.steps=6", "train.checkpoint_every=null", "train.save_weights=false", "device=cuda")
+_IN_CI = "model=llama data.seq_len=512 train.batch_size=16 trainer=ddp"
+
+
+def estimated(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    result = ortlaunch(folder, "estimate", *words, "--format=json")
+    assert result.returncode == code, result.stdout + result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def keys(words: str) -> list[str]:
+    """The keys of a measured run; those that it has itself take the place of the common ones."""
+    common = [word for word in _COMMON if word.partition("=")[0] not in words]
+    return [*words.split(), *common]
+
+
+def peaks(report: dict[str, Any]) -> tuple[float, float]:
+    """MiB that the worker has allocated and reserved at most."""
+    phases = report["workers"][0]["phases"].values()
+    tensors, reserved = (max(phase[name] for phase in phases) for name in ("tensors_bytes", "process_bytes"))
+    return tensors / 2**20 + _WORKSPACES, reserved / 2**20 + _WORKSPACES
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(one, marks=[] if one == _IN_CI else pytest.mark.nightly) for one in MEASURED]
+)
+def test_it_is_near_what_was_measured(tmp_path: Path, words: str) -> None:
+    report = estimated(tmp_path, *keys(words), "--quick", "--memory=80GiB")
+    measured = MEASURED[words]
+    allocated, reserved = peaks(report)
+    # Convolutions take workspaces that are not known, 5 MiB here.
+    assert allocated == pytest.approx(measured["allocated_mib"], rel=0.07, abs=8)
+    assert reserved == pytest.approx(measured["reserved_mib"], rel=0.09, abs=32)
+    (worker,) = report["workers"]
+    assert worker["low_bytes"] / 2**20 < measured["allocated_mib"] + 619
+    assert measured["reserved_mib"] + 1259 < worker["high_bytes"] / 2**20
+    assert report["verdict"] == "fits"
+
+
+def test_the_limit_is_that_of_a_gpu_and_a_change_makes_it_fit(tmp_path: Path) -> None:
+    words = (
+        "model=gpt2_nano",
+        "data.seq_len=512",
+        "train.batch_size=64",
+        "device=cuda",
+        "backend=eager",
+        "trainer=ddp",
+    )
+    report = estimated(tmp_path, *words, "launcher.workers_per_node=4", "--memory=3GiB", code=1)
+    # Each of the four workers has its own.
+    assert report["machine"]["peak_bytes"] == report["workers"][0]["peak_bytes"] == report["workers"][3]["peak_bytes"]
+    assert (report["machine"]["limit_bytes"], report["verdict"]) == (3 * 2**30, "tight")
+    assert 0 < report["largest_batch_size"] < 64
+    assert report["change"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["device=cuda", "model.params.n_positions=16"], "data.seq_len"),
+        (["device=cuda", "trainer=deepspeed", "trainer.zero_stage=0", "trainer.offload_optimizer=true"], "zero_stage"),
+        (["device=cuda", "--memory=100"], "without a unit is in MiB"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_requests_that_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    result = answer(tmp_path, capfd, "estimate", "model=gpt2_nano", "backend=eager", *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+def test_a_run_still_needs_the_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = answer(tmp_path, capfd, "model=gpt2_nano", "device=cuda", "backend=eager")
+    assert result.returncode == 2
+    assert "shows no GPU" in result.stderr
