@@ -37,9 +37,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def free_gpu_memory() -> int | None:
-    """Bytes that are free on each of this machine's GPUs, of the one with the fewest; None if there is no answer."""
-    listing = _nvidia_smi("--query-gpu=memory.free", "--format=csv,noheader,nounits")
+def gpu_memory() -> int | None:
+    """Bytes of each of this machine's GPUs, of the smallest one; None if there is none, or no answer."""
+    listing = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
     found = [int(line) for line in listing.splitlines() if line.strip().isdigit()]
     return min(found) * 2**20 if found else None
 

@@ -19,7 +19,7 @@ from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device, LocalConfig
 from ortlaunch.estimate.render import render
-from ortlaunch.launch.memory.limit import gpu_limit_of, limit_of, parsed
+from ortlaunch.launch.memory.limit import limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
 from ortlaunch.launch.memory.request import PROBED, Request
 from ortlaunch.launch.planning import make_plan
@@ -103,7 +103,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         config = _with_gpus(config)
     plan = make_plan(config)
     key = key_of(config, plan.workers, plan.nodes)
-    limit, source = (memory, "--memory") if memory is not None else (gpu_limit_of if on_gpu else limit_of)(config)
+    limit, source = (memory, "--memory") if memory is not None else limit_of(config)
     probes = config.backend.name in PROBED and not quick and not on_gpu
     return report_of(
         "estimate",

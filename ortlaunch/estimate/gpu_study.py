@@ -8,7 +8,6 @@ from ortlaunch.estimate.band import any_of, worst
 from ortlaunch.estimate.gpu_band import gpu_band
 from ortlaunch.estimate.study import Found, Study
 from ortlaunch.launch.memory.band import Band
-from ortlaunch.launch.memory.cache import Estimate
 from ortlaunch.launch.memory.calibration import Calibration
 
 _NO_BAND = Band(0, 0, 0)
@@ -20,9 +19,6 @@ class GpuStudy(Study):
     def _find_lines(self) -> None:
         """Nothing is probed: this machine need not have the GPU."""
         self._why_no_line = "and none are taken on a GPU"
-
-    def _keep(self, estimate: Estimate) -> None:
-        """Nothing is kept: no check before a run asks for it."""
 
     def _measured(self, *, is_probed: bool) -> Calibration:
         return Calibration({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 
 from ortlaunch.config.schema import Config
-from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.trace import Shapes, Trace, trace
 from ortlaunch.trainer.workers import Workers
@@ -23,12 +23,11 @@ def gpu_trace(config: Config, workers: Workers, shapes: Shapes) -> Trace:
         RequestError: the model or the trainer refuses the request, as it would in a run.
         Exception: the model cannot be traced on fake tensors.
     """
-    trainer = config.trainer
-    if not isinstance(trainer, DeepSpeedConfig) or not trainer.offload_optimizer:
-        return trace(config, workers, shapes, on_gpu=True)
     # Tensors of the host and of the GPU look the same here: the optimizer's state is traced as if it stayed.
-    config = replace(config, trainer=replace(trainer, offload_optimizer=False))
-    found = trace(config, workers, shapes, on_gpu=True)
+    without = trainer_of(config.trainer).without_offload(config.trainer)
+    found = trace(replace(config, trainer=without), workers, shapes, on_gpu=True)
+    if without == config.trainer:
+        return found
     parts = found.parts
 
     def without_state(use: Use) -> Use:

@@ -55,19 +55,13 @@ def test_it_is_near_what_was_measured(tmp_path: Path, words: str) -> None:
 
 
 def test_the_limit_is_that_of_a_gpu_and_a_change_makes_it_fit(tmp_path: Path) -> None:
-    words = (
-        "model=gpt2_nano",
-        "data.seq_len=512",
-        "train.batch_size=64",
-        "device=cuda",
-        "backend=eager",
-        "trainer=ddp",
-    )
-    report = estimated(tmp_path, *words, "launcher.workers_per_node=4", "--memory=3GiB", code=1)
+    words = ("model=gpt2_nano", "model.params.n_layer=1", "data.seq_len=512", "train.batch_size=256", "trainer=ddp")
+    words += ("launcher.workers_per_node=4", "device=cuda", "backend=eager")
+    report = estimated(tmp_path, *words, "--memory=3GiB", code=1)
     # Each of the four workers has its own.
     assert report["machine"]["peak_bytes"] == report["workers"][0]["peak_bytes"] == report["workers"][3]["peak_bytes"]
     assert (report["machine"]["limit_bytes"], report["verdict"]) == (3 * 2**30, "tight")
-    assert 0 < report["largest_batch_size"] < 64
+    assert 0 < report["largest_batch_size"] < 256
     assert report["change"]
 
 

@@ -108,6 +108,10 @@ class Trainer(Generic[C]):
         # The first version wrote this text. Later trainers with the same layout use it too.
         return "trainer=ddp or trainer=single"
 
+    def without_offload(self, cfg: C) -> C:
+        """The keys of the same training whose optimizer's state stays on the GPU."""
+        return cfg
+
     def same_workers_reason(self, cfg: C, optimizer: OptimizerConfig) -> str | None:
         """Why another number of workers cannot resume from a checkpoint with this optimizer; None if it can."""
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
@@ -84,6 +84,9 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
 
     def checkpoint_kind(self, cfg: DeepSpeedConfig) -> str:
         return f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
+
+    def without_offload(self, cfg: DeepSpeedConfig) -> DeepSpeedConfig:
+        return replace(cfg, offload_optimizer=False)
 
     def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
         is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded

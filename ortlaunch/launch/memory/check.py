@@ -16,13 +16,13 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.base.text import counted, say
-from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.devices import gpu_memory, resolve_device
 from ortlaunch.config.schema import Config, Device, MemoryCheck
 from ortlaunch.launch.memory import cache
 from ortlaunch.launch.memory.band import Band, size
 from ortlaunch.launch.memory.cache import Estimate
 from ortlaunch.launch.memory.calibration import Calibration, learn
-from ortlaunch.launch.memory.limit import HERE, limit_of
+from ortlaunch.launch.memory.limit import HERE, ON_GPU, limit_of
 from ortlaunch.launch.memory.plain import bound
 from ortlaunch.launch.memory.question import Question
 from ortlaunch.launch.memory.request import Request
@@ -78,6 +78,8 @@ class Watch:
         """
         if self._question is None or not peak_gib or _does_more(self._question.config):
             return
+        if self._question.on_gpu:
+            return  # The peak is of what torch has allocated, and the estimate of all that CUDA holds.
         estimate = cache.load(self._question.key)
         if estimate is not None:
             question, measured = self._question, int(peak_gib * _GIB)
@@ -120,12 +122,7 @@ def watched_in_job(config: Config, workers: int) -> Iterator[Watch]:
         config: the run's configuration.
         workers: workers on the node.
     """
-    limit, source = limit_of(config)
-    here = available()
-    if limit is None or here < limit:
-        # SLURM need not reserve what a job asks for, and other work may be on the node.
-        limit, source = here, HERE
-    question = _question(config, workers, limit, source)
+    question = _question(config, workers, *_in_job(config))
     estimate = None if question is None else cache.load(question.key)
     is_known = question is None or estimate is not None
     line = _judged(question, estimate)[0] if question is not None and estimate is not None else ""
@@ -168,16 +165,29 @@ def estimate_of(report: dict[str, Any]) -> Estimate:
 
 
 def _asked(plan: LaunchPlan, config: Config) -> Question | None:
-    return _question(config, plan.workers, *limit_of(config))
+    # To ask for a GPU's memory takes a moment.
+    is_off = config.train.memory_check is MemoryCheck.off
+    return None if is_off else _question(config, plan.workers, *limit_of(config))
+
+
+def _in_job(config: Config) -> tuple[int | None, str]:
+    """The limit on a node of the run's job."""
+    if resolve_device(config.device) is Device.cuda:
+        return gpu_memory(), ON_GPU
+    limit, source = limit_of(config)
+    here = available()
+    if limit is None or here < limit:
+        # SLURM need not reserve what a job asks for, and other work may be on the node.
+        limit, source = here, HERE
+    return limit, source
 
 
 def _question(config: Config, workers: int, limit: int | None, source: str) -> Question | None:
     """What is to be asked about a run; None for nothing, or if it cannot be known."""
     if limit is None or config.train.memory_check is MemoryCheck.off:
         return None
-    if resolve_device(config.device) is Device.cuda:
-        return None
-    return Question(config, workers, config.launcher.nodes, limit, source)
+    on_gpu = resolve_device(config.device) is Device.cuda
+    return Question(config, workers, config.launcher.nodes, limit, source, on_gpu)
 
 
 def _checked(question: Question | None) -> tuple[bool, str]:
@@ -224,7 +234,7 @@ def _waited_for(question: Question) -> Estimate:
 
 def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     """The warning about a run, and whether more is needed than there is; an empty text for a run that fits."""
-    calibration = Calibration.of(question.config, is_probed=estimate.is_probed)
+    calibration = Calibration({}) if question.on_gpu else Calibration.of(question.config, is_probed=estimate.is_probed)
     correct = calibration.near(estimate.worker).apply
     band, limit = correct(estimate.machine), question.limit
     if band.high <= limit:
@@ -233,9 +243,9 @@ def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     word = "does not fit" if band.low > limit else "most likely does not fit" if is_certain else "may not fit"
     lack = band.middle - limit if is_certain else band.high - limit
     change = next((one.words for one in estimate.changes if correct(one.machine).high <= limit), "")
-    workers = counted(question.workers, "worker")
+    who = "a worker takes" if question.on_gpu else f"{counted(question.workers, 'worker')} on a machine take"
     return (
-        f"the run {word} into memory: {workers} on a machine take {_figures(band)}, and {size(limit)} are there "
+        f"the run {word} into memory: {who} {_figures(band)}, and {size(limit)} are there "
         f"({question.limit_source}), {size(lack)} too little{'' if is_certain else ' at worst'}. "
         f"{f'{change} fits' if change else 'ortlaunch estimate looks for a change that fits'}; {OFF} does not check"
     ), is_certain
@@ -252,7 +262,7 @@ def _does_more(config: Config) -> bool:
 
 
 def _is_plain(question: Question) -> bool:
-    most = bound(question.config, question.workers)
+    most = bound(question.config, question.sharing)
     return most is not None and most < _PLAINLY * question.limit
 
 
@@ -264,6 +274,7 @@ def _request(question: Question) -> Request:
         question.limit_source,
         quick=False,
         key=question.key,
+        on_gpu=question.on_gpu,
         change_only=True,
         may_probe=False,
     )

@@ -6,12 +6,13 @@ import re
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
-from ortlaunch.config.devices import free_gpu_memory
-from ortlaunch.config.schema import Config, LocalConfig, SlurmConfig
+from ortlaunch.config.devices import gpu_memory, resolve_device
+from ortlaunch.config.schema import Config, Device, LocalConfig, SlurmConfig
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 HERE = "free on this machine"
 """Where the limit is from for runs on this machine."""
+ON_GPU = "a GPU of this machine"
 LEAST_BYTES = 200 * 2**20
 """A worker takes more than this before it has a model: torch 2.13 alone takes 220 MiB (measured)."""
 _MOST_BYTES = 2**50
@@ -46,16 +47,14 @@ def parsed(text: str, key: str) -> int:
 
 
 def limit_of(config: Config) -> tuple[int | None, str]:
-    """Bytes of each machine of the run, and where they are from; None if the configuration does not say."""
+    """Bytes of each machine of the run, or of each of its GPUs, and where they are from; None if that is not known."""
     launcher = config.launcher
+    if resolve_device(config.device) is Device.cuda:
+        # What is in use now does not count: a run that waits in a queue starts when its GPUs are free.
+        size = gpu_memory() if isinstance(launcher, LocalConfig) else None
+        return (None, "not known: give --memory") if size is None else (size, ON_GPU)
     if isinstance(launcher, LocalConfig):
         return available(), HERE
     if isinstance(launcher, SlurmConfig) and launcher.memory not in (None, WHOLE_NODE):
         return parsed(str(launcher.memory), "launcher.memory"), "launcher.memory"
     return None, "not known: give launcher.memory or --memory"
-
-
-def gpu_limit_of(config: Config) -> tuple[int | None, str]:
-    """Bytes of each GPU of the run, and where they are from; None if no GPU is here, or the run goes elsewhere."""
-    free = free_gpu_memory() if isinstance(config.launcher, LocalConfig) else None
-    return (None, "not known: give --memory") if free is None else (free, "free on this machine's GPUs")

@@ -19,6 +19,7 @@ from typing import Any
 
 import ortlaunch
 from ortlaunch.config.candidates import possible
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
@@ -43,9 +44,16 @@ class Question:
     """Workers on each machine."""
     nodes: int
     limit: int
-    """Bytes of each machine."""
+    """Bytes of each machine; with `on_gpu` of each GPU."""
     limit_source: str
     """Where the limit is from, in words."""
+    on_gpu: bool = False
+    """Whether each worker has a GPU, whose memory is asked about."""
+
+    @property
+    def sharing(self) -> int:
+        """Workers that share the memory."""
+        return 1 if self.on_gpu else self.workers
 
     @cached_property
     def key(self) -> str:
@@ -82,6 +90,7 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         **groups,
         "train": train,
         "workers": [workers, nodes],
+        "device": resolve_device(config.device).value,
         "packages": _versions(),
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),

@@ -1,0 +1,40 @@
+"""The memory check before a run on a GPU. A program stands in for nvidia-smi, because this machine has no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import ortlaunch
+
+WORDS = ("model=gpt2_nano", "model.params.n_layer=1", "data.seq_len=512", "train.batch_size=256", "device=cuda")
+WORDS += ("backend=eager", "trainer=ddp")
+
+
+@pytest.fixture
+def gpus_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the MiB of each GPU, one in a line."""
+    sizes, program = tmp_path / "sizes", tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncase $1 in\n-L) sed 's/.*/GPU 0: stand-in/' {sizes};;\n*) cat {sizes};;\nesac\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return sizes
+
+
+def test_a_run_that_needs_more_than_its_gpu_is_refused(tmp_path: Path, gpus_of: Path) -> None:
+    gpus_of.write_text("24000\n2500\n")
+    result = ortlaunch(tmp_path, *WORDS, "train.memory_check=error")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "does not fit into memory: a worker takes" in result.stderr
+    assert "and 2.44 GiB are there (a GPU of this machine)" in result.stderr
+    assert not (tmp_path / "runs").exists()
+    # What was found is kept, and is the same run's on the CPU neither.
+    known = ortlaunch(tmp_path, *WORDS, "launcher.dry_run=true")
+    assert "does not fit into memory: a worker takes" in known.stderr
+    on_cpu = ortlaunch(tmp_path, *WORDS, "device=cpu", "launcher.dry_run=true")
+    assert (on_cpu.returncode, "into memory" in on_cpu.stderr) == (0, False)
+    gpus_of.write_text("81559\n")
+    assert "into memory" not in ortlaunch(tmp_path, *WORDS, "launcher.dry_run=true").stderr
