@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
+import sys
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -38,8 +39,10 @@ class Waits(TorchDispatchMode):
 
 def asked_by(*modules: str) -> str:
     """The innermost line of this thread that is neither in torch nor in one of `modules`, as ``module:line``."""
-    for frame, line in traceback.walk_stack(None):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         module = frame.f_globals.get("__name__", "?")
-        if module not in (__name__, *modules) and module.partition(".")[0] not in _TOOLS:
-            return f"{module}:{line}"
+        if module not in modules and module.partition(".")[0] not in _TOOLS:
+            return f"{module}:{frame.f_lineno}"
+        frame = frame.f_back
     return "?"
