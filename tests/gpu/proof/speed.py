@@ -38,9 +38,9 @@ class Work:
 
 WORKS = {
     "cuda": Work("gpt2", 60, 5, 16, 1024, "bf16", least=0.95),
-    # A run in a new folder makes MLflow's database, beside the training on the same cores: that takes the first two
-    # seconds, in which a step took twice its time. Thirty steps are more than three. Beside other work single rounds
-    # differ by a tenth.
+    # A run in a new folder makes MLflow's database, beside the training on the same cores: that takes the first two to
+    # five seconds, in which a step took two to four times its own time. It was over after thirty steps. Beside other
+    # work single rounds differ by a tenth.
     "cpu": Work("gpt2_nano", 80, 30, 4, 128, "fp32", least=0.85),
 }
 
