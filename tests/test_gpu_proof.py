@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +22,7 @@ from ortlaunch.launch.local import launcher, rules
 from tests.gpu.needed import needed, read_machine, read_pins, read_roots, requirements_in
 from tests.gpu.proof import numbers, speed, watching
 from tests.gpu.proof.budget import Budget, OutOfTime
-from tests.gpu.proof.numbers import SMALL, TRAINERS, furthest
+from tests.gpu.proof.numbers import OFFLOADED, SMALL, TRAINERS, furthest
 from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, end_with_children, judged
 from tests.gpu.proof.report import LONGEST, Outcome, Report, Row, Table
 from tests.gpu.proof.speed import speed_words
@@ -124,7 +129,7 @@ def test_a_section_that_fails_does_not_end_the_others(proof: Proof) -> None:
     ]
     assert [table.rows for table in others] == [[Row("left", "", f"{seconds} s", Outcome.ok)] for seconds in (30, 60)]
     assert report.exit_code == 1
-    assert len(seen) == 6
+    assert len(seen) == 7
 
 
 def test_a_command_that_hangs_is_ended_with_what_it_started(proof: Proof, tmp_path: Path) -> None:
@@ -139,15 +144,127 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(proof: Proof, tmp_pa
     until(lambda: not is_running(child))
 
 
-@pytest.mark.parametrize(("jobs", "place"), [(1, -1), (4, len(TRAINERS))])
-def test_no_row_waits_for_the_compilation(proof: Proof, jobs: int, place: int) -> None:
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_no_row_waits_for_the_compilation(proof: Proof, jobs: int) -> None:
     """It is the longest, and the rows after it were never reached on two cores."""
     over = replace(proof, jobs=jobs, budget=Budget(0))
     rows = list(numbers.rows(over))
-    assert rows[place].what == "torch.compile under DDP, fp32"
+    assert rows[-1].what == "torch.compile under DDP, fp32"
     assert list(speed.rows(over))[-1].what == "torch.compile"
     assert {row.outcome for row in rows} == {Outcome.skipped, Outcome.not_possible}
-    assert rows[place].seen == "the section had 0 s left, and it takes more than 5 s"
+    assert rows[-1].seen == "the section had 0 s left, and it takes more than 5 s"
+
+
+def test_sections_that_measure_no_speed_run_together_where_several_commands_may(proof: Proof) -> None:
+    begun = threading.Barrier(2, timeout=60)
+
+    def meet(_: Proof) -> Iterator[Row]:
+        begun.wait()
+        yield Row("met", "", "", Outcome.ok)
+
+    def alone(proof: Proof) -> Iterator[Row]:
+        yield Row("alone", "", f"{proof.is_shared}, {begun.n_waiting} others", Outcome.ok)
+
+    sections = {
+        "one": Section("One", 1, meet, shares=True),
+        "two": Section("Two", 1, meet, shares=True),
+        "three": Section("Three", 1, alone),
+        "four": Section("Four", 1, alone, shares=True),
+    }
+    report = Report("Proof", {})
+    prove(sections, replace(proof, jobs=2), report, lambda: None)
+    assert [[(row.what, row.seen) for row in table.rows] for table in report.tables] == [
+        *[[("met", "")]] * 2,
+        [("alone", "False, 0 others")],
+        [("alone", "True, 0 others")],
+    ]
+
+
+def test_commands_take_turns_and_a_thread_keeps_its_place(proof: Proof) -> None:
+    both = replace(proof, jobs=2)
+    pairs = threading.Barrier(2, timeout=60)
+    lock = threading.Lock()
+    running = [0]
+    most = 0
+
+    def look() -> str:
+        nonlocal most
+        with both.place(), both.place():
+            with lock:
+                running[0] += 1
+                most = max(most, running[0])
+            pairs.wait()
+            with lock:
+                running[0] -= 1
+        return ""
+
+    rows = list(both.judge([Check(name, "", look) for name in "abcd"], together=True))
+    assert rows == [Row(name, "", "", Outcome.ok) for name in "abcd"]
+    assert most == 2
+
+
+def test_a_command_that_gets_no_place_is_skipped(proof: Proof, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.gpu.proof.proof._LEAST", 0.0)
+    one = replace(proof, budget=Budget(0.5))
+    with ThreadPoolExecutor(1) as pool, one.place(), pytest.raises(OutOfTime, match="before one of 1 commands"):
+        pool.submit(one.command, ["-I", "-S", "-c", ""], tmp_path).result(60)
+
+
+def test_a_run_that_the_proof_has_is_not_made_again(proof: Proof) -> None:
+    """Half of the time of tests/gpu went to runs that a section had made before."""
+    over = replace(proof, budget=Budget(0))
+    with pytest.raises(OutOfTime):
+        over.train("train.steps=1")
+    (folder,) = proof.folder.glob("run-*")
+    run_dir = folder / "runs" / "default" / "first"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").touch()
+    events = [{"event": "metrics", "step": 1, "values": {"train/loss": 2.0}}, {"event": "end", "status": "FINISHED"}]
+    for number, event in enumerate(events):
+        with (run_dir / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps(event) + "\n")
+        # As another process of the same proof asks.
+        other = replace(over, _trainings={})
+        if number == 0:
+            with pytest.raises(OutOfTime):
+                other.train("train.steps=1")
+    assert other.train("train.steps=1").losses == {1: 2.0}
+
+
+def rounds_of(*ratios: float, busy: float = 0.0, end: Exception | None = None) -> Iterator[speed.Round]:
+    for ratio in ratios:
+        yield speed.Round(1000.0 * ratio, 1000.0, busy)
+    if end is not None:
+        raise end
+
+
+def test_a_ratio_tells_the_rounds_that_there_was_time_for() -> None:
+    """The row was skipped when one round was there, and the second one had no time left."""
+    over = OutOfTime("the section had 4 s left")
+    text = "1,000 tokens/s by hand; ours 1.20 of it (1.20); no further round: the section had 4 s left"
+    assert speed.judged_rounds(rounds_of(1.2, end=over), 0.95) == text
+    with pytest.raises(Failed, match="no further round"):
+        speed.judged_rounds(rounds_of(0.9, end=over), 0.95)
+    with pytest.raises(OutOfTime):
+        speed.judged_rounds(rounds_of(end=over), 0.95)
+    with pytest.raises(NotPossible, match="other work used up to 20 %"):
+        speed.judged_rounds(rounds_of(0.9, 1.0, busy=20.0), 0.95)
+    assert speed.judged_rounds(rounds_of(0.9, 1.2), 0.95).endswith("ours 1.05 of it (0.90, 1.20)")
+
+
+@pytest.mark.parametrize(
+    ("lines", "may_be_deepspeeds", "fails"),
+    [
+        ({}, False, False),
+        ({"transformers.masking_utils:755": 39}, True, True),
+        ({"deepspeed.runtime.utils:233": 39}, False, True),
+        ({"deepspeed.runtime.utils:233": 39}, True, False),
+        ({"deepspeed.runtime.utils:233": 39, "ortlaunch.trainer.guard:40": 1}, True, True),
+    ],
+)
+def test_only_deepspeed_may_wait_off_log_steps(lines: dict[str, int], may_be_deepspeeds: bool, fails: bool) -> None:
+    with pytest.raises(Failed) if fails else nullcontext():
+        watching.judged_syncs(39, Counter(lines), may_be_deepspeeds=may_be_deepspeeds)
 
 
 def test_a_run_that_compiles_on_a_cpu_is_slow_and_not_hung(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +354,7 @@ def test_requirements_are_read_from_metadata() -> None:
 
 REQUESTS = {
     "fp16": (*SMALL, *TRAINERS["DeepSpeed ZeRO 2"], "train.precision=fp16"),
+    "offload": (*SMALL, *OFFLOADED),
     "profile": PROFILED,
     "syncs": (*WATCHED, *TRAINERS["FSDP2"]),
     "kill": (*KEPT, SLOW),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 
@@ -130,27 +128,14 @@ def ortmodule() -> Iterator[Line]:
 
 
 def deepspeed() -> Iterator[Line]:
-    """Checks DeepSpeed, and the one of its operators that a key of ours needs: its optimizer in host memory."""
+    """Checks DeepSpeed. None of its operators is needed: its optimizer in host memory is torch's own."""
     version = _version("deepspeed")
     if version is None:
         yield Line(
             "deepspeed", Level.error, "not installed: trainer=deepspeed needs it", "pip install 'deepspeed>=0.19,<0.20'"
         )
-        return
-    yield Line("deepspeed", Level.ok, version)
-    import deepspeed.git_version_info as built
-    import torch
-
-    need = "trainer.offload_optimizer=true"
-    if built.installed_ops.get("cpu_adam"):
-        yield Line("deepspeed ops", Level.ok, f"cpu_adam is built, for {need}")
-    elif torch.version.cuda is None:
-        yield Line("deepspeed ops", Level.ok, f"none needed: {need} is for CUDA")
-    elif shutil.which(os.environ.get("CXX", "c++")) is None:
-        text = f"no C++ compiler to build cpu_adam with, which {need} needs"
-        yield Line("deepspeed ops", Level.warning, text, "apt-get install g++", by_hand=True)
     else:
-        yield Line("deepspeed ops", Level.ok, f"cpu_adam is built at first use, for {need}")
+        yield Line("deepspeed", Level.ok, version)
 
 
 def nccl() -> Iterator[Line]:

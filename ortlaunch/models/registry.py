@@ -198,12 +198,16 @@ def construct(cfg: ModelConfig) -> nn.Module:
     Raises:
         RequestError: a model, target, import or parameter is unknown.
     """
+    from ortlaunch.models.positions import note_built
+
     check_request(cfg)
     for module in cfg.imports:
         _import(module, f"model.imports: {module}")
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
     model = builder(**cfg.params)
+    if cfg.target is None and cfg.name in _BUILT_IN:
+        note_built(model)
     if getattr(model, "training", None) is False:
         model.train()
     return model

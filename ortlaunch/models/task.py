@@ -5,6 +5,7 @@ The plain model's signature decides this once, because a wrapped model no longer
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.models.positions import MadeByModel, makes_positions
 
 Batch = dict[str, torch.Tensor]
 _LABELS = "labels"
@@ -28,11 +30,14 @@ class Task:
     """Keys passed as keyword arguments."""
     by_position: tuple[str, ...] = ()
     """Keys passed as positional arguments, in this order."""
+    makes_positions: bool = False
+    """Whether the model is certain to make its tokens' positions itself; see `ortlaunch.models.positions`."""
 
     def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Runs the model on a batch."""
         positional = [batch[name] for name in self.by_position]
-        return model(*positional, **{name: batch[name] for name in self.by_name})
+        with MadeByModel() if self.makes_positions else contextlib.nullcontext():
+            return model(*positional, **{name: batch[name] for name in self.by_name})
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Runs the model on a batch and returns the loss, a scalar tensor on the model's device.
@@ -65,7 +70,7 @@ def make_task(model: torch.nn.Module, batch: Batch) -> Task:
             f"the model's forward needs {', '.join(needed)} and the data gives {', '.join(batch)}: "
             "name its parameters so, give them defaults, or choose another data=…"
         )
-    return Task(by_name, by_position)
+    return Task(by_name, by_position, makes_positions(model, batch))
 
 
 def with_gradient(loss: torch.Tensor) -> torch.Tensor:

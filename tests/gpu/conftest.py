@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-Train = Callable[..., dict[str, Any]]
+from tests.gpu.proof.budget import Budget
+from tests.gpu.proof.numbers import SMALL
+from tests.gpu.proof.proof import RUNS, Proof, Training
 
-_SIZE = ("model=gpt2_nano", *(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")))
+Train = Callable[..., Training]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,24 +39,14 @@ def ort_on_cuda() -> None:
         pytest.skip(str(error))
 
 
-@pytest.fixture
-def train(tmp_path: Path) -> Train:
-    """Trains gpt2_nano on CUDA without dropout; returns the journal's last values of all metrics and tags, and the
-    losses by step under ``losses``."""
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Trains on CUDA with these keys, once however many tests ask for it; takes the run of a proof that has it."""
+    folder = Path(os.environ.get(RUNS) or tmp_path_factory.mktemp("runs"))
+    return Proof("cuda", torch.cuda.device_count(), 1, folder, Budget(3600)).train
 
-    def run(*overrides: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "ortlaunch", *_SIZE, "device=cuda", "tracking=none", "train.log_every=1"]
-        result = subprocess.run(
-            [*command, "train.steps=20", *overrides], cwd=tmp_path, capture_output=True, text=True, timeout=280
-        )
-        assert result.returncode == 0, result.stderr
-        journal = max(tmp_path.glob("runs/*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
-        values: dict[str, Any] = {"losses": {}}
-        for event in map(json.loads, journal.read_text().splitlines()):
-            if event["event"] in ("metrics", "tags"):
-                values |= event["values"]
-            if event["event"] == "metrics" and "train/loss" in event["values"]:
-                values["losses"][event["step"]] = event["values"]["train/loss"]
-        return values
 
-    return run
+@pytest.fixture(scope="session")
+def train_small(train: Train) -> Train:
+    """Trains the small model without dropout of the proof's rows about numbers."""
+    return partial(train, *SMALL)

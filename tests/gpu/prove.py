@@ -13,8 +13,10 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +26,8 @@ from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.proof import Proof
 from tests.gpu.proof.report import Outcome, Report, Row, Table
 
-_CORES_PER_JOB = 4
-"""A short run is mostly start-up, on one core for each of its processes."""
+_CORES_PER_WORKER = 2
+"""A short run is mostly start-up, which is one core's work, with a launcher beside it."""
 _GENEROUS = 1.5
 """A section may take half more than its part, because most need less."""
 
@@ -38,42 +40,73 @@ class Section:
     weight: float
     """How much of the time that is left it may have, beside the weights of those that come after it."""
     rows: Callable[[Proof], Iterator[Row]]
+    shares: bool = False
+    """Whether sections beside it that share too may run at the same time; one that measures speed does not share."""
 
 
 SECTIONS = {
-    "environment": Section("Environment", 1, environment.rows),
-    "numbers": Section("Trainers and precisions: the same numbers as on the CPU", 5, numbers.rows),
-    "speed": Section("Speed and memory", 4, speed.rows),
-    "survival": Section("Checkpoints and kills", 2, survival.rows),
-    "watching": Section("Profile and host syncs", 2, watching.rows),
-    "tests": Section("tests/gpu by pytest", 3, environment.test_rows),
+    "environment": Section("Environment", 1, environment.rows, shares=True),
+    "survival": Section("Checkpoints and kills", 4, survival.rows, shares=True),
+    "numbers": Section("Trainers and precisions: the same numbers as on the CPU", 8, numbers.rows, shares=True),
+    "watching": Section("Profile and host syncs", 3, watching.rows, shares=True),
+    # It looks at runs of the sections before.
+    "tests": Section("tests/gpu by pytest", 2, environment.test_rows),
+    # It measures, so nothing runs beside it. It comes last because all the time that is left is of use to it.
+    "speed": Section("Speed and memory", 12, speed.rows),
 }
+"""In the order in which they run. The weights go by the seconds that the sections took on an H200 and on two cores."""
 
 
 def prove(sections: dict[str, Section], proof: Proof, report: Report, changed: Callable[[], None]) -> None:
-    """Runs the sections one after the other.
+    """Runs the sections one after the other, or those that share the machine together if several commands may run.
 
     Args:
         sections: what is proven, by name.
         proof: the machine and the time.
         report: gets a table for each section.
-        changed: called after each row.
+        changed: called after each row, by one thread at a time.
     """
     to_come = sum(section.weight for section in sections.values())
-    for section in sections.values():
-        part = min(1.0, _GENEROUS * section.weight / to_come)
-        to_come -= section.weight
-        table = Table(section.title)
-        report.tables.append(table)
-        began = time.monotonic()
-        with proof.budget.section(part * proof.budget.left):
-            try:
-                for row in section.rows(proof):
-                    table.rows.append(row)
-                    changed()
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-                table.rows.append(Row("the section itself", "comes to its end", problem, Outcome.failed))
+    for group in _groups(list(sections.values()), together=proof.jobs > 1):
+        weight = sum(section.weight for section in group)
+        part = min(1.0, _GENEROUS * weight / to_come)
+        to_come -= weight
+        tables = [Table(section.title) for section in group]
+        report.tables += tables
+        proof.is_shared = proof.jobs > 1 and all(section.shares for section in group)
+        lock = threading.Lock()
+        with proof.budget.section(part * proof.budget.left), ThreadPoolExecutor(len(group)) as pool:
+            for filled in [pool.submit(_fill, *pair, proof, lock, changed) for pair in zip(tables, group, strict=True)]:
+                filled.result()
+
+
+def _groups(sections: Sequence[Section], *, together: bool) -> list[list[Section]]:
+    """The sections that run at the same time, group after group."""
+    groups: list[list[Section]] = []
+    for section in sections:
+        if together and groups and section.shares and groups[-1][0].shares:
+            groups[-1].append(section)
+        else:
+            groups.append([section])
+    return groups
+
+
+def _fill(table: Table, section: Section, proof: Proof, lock: threading.Lock, changed: Callable[[], None]) -> None:
+    """Adds a section's rows to its table as they come."""
+    began = time.monotonic()
+
+    def add(row: Row) -> None:
+        with lock:
+            table.rows.append(row)
+            changed()
+
+    try:
+        for row in section.rows(proof):
+            add(row)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        add(Row("the section itself", "comes to its end", problem, Outcome.failed))
+    with lock:
         table.seconds = time.monotonic() - began
         changed()
 
@@ -95,7 +128,7 @@ def main() -> int:
         proof = Proof(
             arguments.device,
             workers,
-            arguments.jobs,
+            arguments.jobs or max(1, len(os.sched_getaffinity(0)) // (_CORES_PER_WORKER * workers)),
             Path(folder),
             Budget(60 * arguments.minutes + began - time.monotonic()),
         )
@@ -112,8 +145,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=Path("gpu-report.md"), help="the report's file (gpu-report.md)")
     parser.add_argument("--workers", type=int, help="workers of each run (all GPUs; 2 on the CPU)")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections alone")
-    jobs = max(1, len(os.sched_getaffinity(0)) // _CORES_PER_JOB)
-    parser.add_argument("--jobs", type=int, default=jobs, help=f"runs at a time where no speed is measured ({jobs})")
+    parser.add_argument(
+        "--jobs", type=int, help="runs at a time where no speed is measured (as many as have two cores for each worker)"
+    )
     arguments = parser.parse_args()
     arguments.report = arguments.report.absolute()
     return arguments

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.gpu.proof.numbers import TRAINERS
 from tests.gpu.proof.proof import Training
-from tests.gpu.proof.watching import syncs_of
+from tests.gpu.proof.watching import WATCHED, syncs_of
 
-Train = Callable[..., dict[str, Any]]
+Train = Callable[..., Training]
 
 
-@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
-def test_the_host_waits_at_log_steps_only(train: Train, tmp_path: Path, trainer: str) -> None:
-    watched = ("model.imports=[tests.gpu.watched_syncs]", "train.steps=40", "train.log_every=10")
-    train("backend=eager", f"trainer={trainer}", *watched)
-    steps, lines = syncs_of(Training(tmp_path), 0)
+@pytest.mark.parametrize("trainer", ["DDP", "FSDP2"])
+def test_the_host_waits_at_log_steps_only(train: Train, trainer: str) -> None:
+    steps, lines = syncs_of(train(*WATCHED, *TRAINERS[trainer]), 0)
     assert steps == 39
     assert not lines

@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-Train = Callable[..., dict[str, Any]]
+from tests.gpu.proof.numbers import STEPS, TRAINERS
+from tests.gpu.proof.proof import Training
 
-_TRAINERS = (
-    ("trainer=ddp",),
-    ("trainer=deepspeed", "trainer.zero_stage=1"),
-    ("trainer=deepspeed", "trainer.zero_stage=2"),
-)
+Train = Callable[..., Training]
+
+_DDP = TRAINERS["DDP"]
+_TRAINERS = (_DDP, TRAINERS["DeepSpeed ZeRO 1"], TRAINERS["DeepSpeed ZeRO 2"])
 
 
-@pytest.mark.parametrize("backend", ["eager", "compile"])
-def test_a_run_trains_on_the_gpu_and_tells_its_memory(train: Train, backend: str) -> None:
-    run = train(f"backend={backend}", "trainer=ddp")
-    assert run["ortlaunch.device"] == "cuda"
-    assert run["losses"][20] < run["losses"][1]
-    assert 0 < run["memory/peak_allocated_gib"] <= run["memory/peak_reserved_gib"]
-    assert run["summary/tokens_per_second_median"] > 0
+@pytest.mark.parametrize("backend", [(), ("backend=compile",)], ids=["eager", "compile"])
+def test_a_run_trains_on_the_gpu_and_tells_its_memory(train_small: Train, backend: tuple[str, ...]) -> None:
+    run = train_small(*backend, *_DDP)
+    assert run.tags["ortlaunch.device"] == "cuda"
+    assert run.losses[STEPS] < run.losses[1]
+    assert 0 < run.last("memory/peak_allocated_gib") <= run.last("memory/peak_reserved_gib")
+    assert run.last("summary/tokens_per_second_median") > 0
 
 
 @pytest.mark.parametrize("trainer", _TRAINERS, ids=["ddp", "zero1", "zero2"])
-def test_bf16_stays_near_fp32(train: Train, trainer: tuple[str, ...]) -> None:
-    half = train("backend=eager", "train.precision=bf16", *trainer)["losses"]
-    full = train("backend=eager", *trainer)["losses"]
-    assert half[20] == pytest.approx(full[20], rel=0.05)
+def test_bf16_stays_near_fp32(train_small: Train, trainer: tuple[str, ...]) -> None:
+    half = train_small(*trainer, "train.precision=bf16").losses
+    full = train_small(*trainer).losses
+    assert half[STEPS] == pytest.approx(full[STEPS], rel=0.05)
     assert half != full
 
 
 @pytest.mark.usefixtures("ort_on_cuda")
 @pytest.mark.parametrize("trainer", _TRAINERS, ids=["ddp", "zero1", "zero2"])
-def test_onnx_runtime_on_cuda_has_eagers_losses(train: Train, trainer: tuple[str, ...]) -> None:
-    ort = train("backend=ort", *trainer)
-    assert ort["ortlaunch.ort_active"] == "true"
-    assert ort["losses"] == pytest.approx(train("backend=eager", *trainer)["losses"], rel=1e-4)
+def test_onnx_runtime_on_cuda_has_eagers_losses(train_small: Train, trainer: tuple[str, ...]) -> None:
+    ort = train_small("backend=ort", *trainer)
+    assert ort.tags["ortlaunch.ort_active"] == "true"
+    assert ort.losses == pytest.approx(train_small(*trainer).losses, rel=1e-4)
 
 
 @pytest.mark.usefixtures("ort_on_cuda")
-def test_onnx_runtime_in_bf16_stays_near_eager(train: Train) -> None:
-    ort = train("backend=ort", "train.precision=bf16", "trainer=ddp")
-    assert ort["ortlaunch.ort_active"] == "true"
-    eager = train("backend=eager", "train.precision=bf16", "trainer=ddp")
-    assert ort["losses"][20] == pytest.approx(eager["losses"][20], rel=0.05)
+def test_onnx_runtime_in_bf16_stays_near_eager(train_small: Train) -> None:
+    ort = train_small("backend=ort", *_DDP, "train.precision=bf16")
+    assert ort.tags["ortlaunch.ort_active"] == "true"
+    eager = train_small(*_DDP, "train.precision=bf16")
+    assert ort.losses[STEPS] == pytest.approx(eager.losses[STEPS], rel=0.05)

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ortlaunch.trainer.recorder import Recorder
+from tests.support.waits import asked_by
 
 _SYNC = "called a synchronizing CUDA operation"
 
 
 class _Watch:
-    """The warnings since the first log step, by the line of Python that waited."""
+    """The warnings since the first log step, by the line outside torch that waited, and torch's where it is another."""
 
     def __init__(self) -> None:
         self.lines: Counter[str] = Counter()
@@ -57,7 +58,8 @@ def _watch() -> None:
 
     def counted(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if _SYNC in str(message):
-            watch.lines[f"{Path(filename).name}:{lineno}"] += 1
+            line, inner = asked_by(__name__), f"{Path(filename).stem}:{lineno}"
+            watch.lines[line if line.endswith(inner) else f"{line} in {inner}"] += 1
         else:
             show(message, category, filename, lineno, *rest)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from tests.gpu.needed import ROOT, needed, read_roots
 from tests.gpu.proof.budget import OutOfTime
-from tests.gpu.proof.proof import Check, Failed, Proof
+from tests.gpu.proof.proof import RUNS, Check, Failed, Proof
 from tests.gpu.proof.report import Outcome, Row
 
 SITE = ROOT / "gpu-site"
@@ -71,14 +70,12 @@ def _doctor(proof: Proof) -> str:
 
 
 def test_rows(proof: Proof) -> Iterator[Row]:
-    """A row for each test of tests/gpu."""
+    """A row for each test of tests/gpu, which look at the runs of the sections before where they need the same."""
     results = proof.folder / "tests.xml"
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}", f"--rootdir={ROOT}"]
     words += ["-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests" / "gpu")]
-    if importlib.util.find_spec("xdist") and proof.jobs > 1:
-        words += ["-n", str(proof.jobs)]
     try:
-        ended = proof.command(words, proof.new_folder(), most=400)
+        ended = proof.command(words, proof.new_folder(), {RUNS: str(proof.folder)}, most=400)
     except OutOfTime as error:
         yield Row("tests/gpu", "all pass", str(error), Outcome.skipped)
         return

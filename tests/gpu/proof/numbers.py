@@ -22,28 +22,35 @@ TRAINERS = {
 }
 NEAR, HALF_NEAR = 1e-3, 0.05
 """Largest relative difference of a loss in fp32, and of the last loss in half precision."""
-_HALF = ("DDP", "DeepSpeed ZeRO 2", "FSDP2")
+HALF = {
+    "bf16": ("DDP", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 2", "FSDP2"),
+    "fp16": ("DDP", "DeepSpeed ZeRO 2", "FSDP2"),
+}
+OFFLOADED = (*TRAINERS["DeepSpeed ZeRO 2"], "trainer.offload_optimizer=true")
+_COMPILED = ("backend=compile", *TRAINERS["DDP"])
 
 
 def rows(proof: Proof) -> Iterator[Row]:
     """One row for each trainer, for compile, and for trainers in half precision."""
+    # The longest run, and the one that all rows in fp32 are compared with.
+    proof.ahead(*SMALL, *_COMPILED, long=True)
+    proof.ahead(*SMALL, *TRAINERS["DDP"], device="cpu")
     near = f"{STEPS} losses, each within {NEAR:.1%} of the CPU's under DDP"
     checks = [
         Check(f"{name}, fp32", near, lambda words=words: _same(proof, *words)) for name, words in TRAINERS.items()
     ]
     checks[0] = Check(f"DDP over {backend(proof)}, fp32", near + ", falling", lambda: _ddp(proof))
-    for precision in ("bf16", "fp16"):
+    checks.append(Check("DeepSpeed ZeRO 2 with its optimizer on the host, fp32", near, lambda: _offloaded(proof)))
+    for precision, names in HALF.items():
         expected = f"the last loss within {HALF_NEAR:.0%} of fp32's, and not the same"
         checks += [
             Check(
                 f"{name}, {precision}", expected, lambda name=name, precision=precision: _half(proof, name, precision)
             )
-            for name in _HALF
+            for name in names
         ]
-    # The longest run begins before others that run beside it; where one runs at a time, it takes no other row's time.
-    place = len(TRAINERS) if proof.jobs > 1 else len(checks)
-    compiled = ("backend=compile", "trainer=ddp")
-    checks.insert(place, Check("torch.compile under DDP, fp32", near, lambda: _same(proof, *compiled, long=True)))
+    # It comes last, so that it takes no other row's time where one runs at a time.
+    checks.append(Check("torch.compile under DDP, fp32", near, lambda: _same(proof, *_COMPILED, long=True)))
     yield from proof.judge(checks, together=True)
 
 
@@ -71,6 +78,11 @@ def _ddp(proof: Proof) -> str:
 
 def _same(proof: Proof, *words: str, long: bool = False) -> str:
     return furthest(proof.train(*SMALL, *words, long=long).losses, _reference(proof))
+
+
+def _offloaded(proof: Proof) -> str:
+    proof.needs_cuda("on the CPU the optimizer is on the host anyway")
+    return _same(proof, *OFFLOADED)
 
 
 def _reference(proof: Proof) -> dict[int, float]:

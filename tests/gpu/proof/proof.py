@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import math
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,8 @@ LONGEST_RUN = 150.0
 """Seconds after which a command counts as hung."""
 _LEAST = 5.0
 """No command that trains ends in fewer seconds."""
+RUNS = "ORTLAUNCH_PROOF_RUNS"
+"""The variable that tells tests/gpu the folder of a proof, whose runs they look at instead of training again."""
 
 
 class Failed(Exception):
@@ -92,9 +95,14 @@ class Proof:
     folder: Path
     """Where runs and files are made."""
     budget: Budget
+    is_shared: bool = False
+    """Whether several commands use the machine at the same time now."""
     _trainings: dict[tuple[str, ...], Future[Training]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self._places = threading.BoundedSemaphore(self.jobs)
+        self._mine = threading.local()
 
     @property
     def is_cuda(self) -> bool:
@@ -107,9 +115,42 @@ class Proof:
             raise NotPossible(why)
 
     def judge(self, checks: Sequence[Check], *, together: bool = False) -> Iterator[Row]:
-        """Makes a row of each check, in their order; with `together` several run at a time."""
-        with ThreadPoolExecutor(self.jobs if together else 1) as pool:
+        """Makes a row of each check, in their order; with `together` they begin at once, and their commands take turns.
+
+        A check that waits for the run of another one takes no command's place.
+        """
+        with ThreadPoolExecutor(len(checks) if together and self.jobs > 1 else 1) as pool:
             yield from pool.map(judged, checks)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the places for `jobs` commands; waits for it, and keeps it for all commands of this thread within.
+
+        Raises:
+            OutOfTime: the section's time was over before there was one.
+        """
+        if getattr(self._mine, "has_place", False):
+            yield
+            return
+        if not self._places.acquire(timeout=self.budget.take(math.inf, _LEAST)):
+            raise OutOfTime(f"the section's time was over before one of {self.jobs} commands had ended")
+        self._mine.has_place = True
+        try:
+            yield
+        finally:
+            self._mine.has_place = False
+            self._places.release()
+
+    def ahead(self, *words: str, device: str | None = None, long: bool = False) -> None:
+        """Begins a run that rows will wait for before they ask, so that it gets a place before theirs."""
+
+        def begin() -> None:
+            # A row that asks for the run gets its error.
+            with suppress(Exception):
+                self.train(*words, device=device, long=long)
+
+        if self.jobs > 1:
+            threading.Thread(target=begin, daemon=True).start()
 
     def train(self, *words: str, device: str | None = None, long: bool = False) -> Training:
         """A run with these keys, made once however many checks ask for it.
@@ -136,7 +177,14 @@ class Proof:
         return found.result()
 
     def _trained(self, device: str, *words: str, long: bool) -> Training:
-        folder = self.new_folder()
+        digest = hashlib.sha256("\0".join((device, *words)).encode()).hexdigest()[:16]
+        folder = self.folder / f"run-{digest}"
+        if (before := _finished(folder)) is not None:
+            return before
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            folder = self.new_folder()
         most = math.inf if long and not self.is_cuda else LONGEST_RUN
         ended = self.command(["-m", "ortlaunch", *self.keys(device), *words], folder, most=most)
         if ended.code:
@@ -149,9 +197,8 @@ class Proof:
 
     def new_folder(self) -> Path:
         """An empty folder of its own for a command."""
-        folder = self.folder / f"{next(self._numbers):02}"
-        folder.mkdir(parents=True)
-        return folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=self.folder))
 
     def command(
         self, words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None, most: float = LONGEST_RUN
@@ -162,6 +209,10 @@ class Proof:
             Failed: it ran longer than `most` seconds.
             OutOfTime: the section's time was over before or while it ran.
         """
+        with self.place():
+            return self._run(words, folder, variables, most)
+
+    def _run(self, words: Sequence[str], folder: Path, variables: Mapping[str, str] | None, most: float) -> Ended:
         seconds = self.budget.take(most, _LEAST)
         started = self.start(words, folder, variables)
         try:
@@ -190,7 +241,13 @@ class Proof:
         # Triton's cache is in it too. What was compiled on this machine before would make a compilation look short.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
         # One line in a worker's log says that NCCL made a communicator.
-        environment |= {"NCCL_DEBUG": "VERSION", "PYTHONUTF8": "1", **(variables or {})}
+        environment |= {"NCCL_DEBUG": "VERSION", "PYTHONUTF8": "1"}
+        # A run may import what makes its steps slow, or watches them.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        if self.is_shared:
+            # Each of several runs has a thread for each core, which would spin where it waits for work.
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        environment |= variables or {}
         return subprocess.Popen(
             [sys.executable, *words],
             cwd=folder,
@@ -202,6 +259,17 @@ class Proof:
             errors="replace",
             start_new_session=True,
         )
+
+
+def _finished(folder: Path) -> Training | None:
+    """The run in a folder, where this proof has trained it in another process; None if it has not finished."""
+    if not folder.is_dir():
+        return None
+    run = Training(folder)
+    try:
+        return run if run.status == "FINISHED" else None
+    except Failed:
+        return None
 
 
 def judged(check: Check) -> Row:

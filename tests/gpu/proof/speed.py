@@ -12,11 +12,10 @@ from pathlib import Path
 
 import yaml
 
+from tests.gpu.proof.budget import OutOfTime
 from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, Training, in_tree
 from tests.gpu.proof.report import Row
 
-_WARM = 5
-"""Steps before the steady ones."""
 _ROUNDS = 2
 _BUSY_PERCENT = 10.0
 """Share of the cores that other work used, from which on a ratio below the limit says nothing."""
@@ -28,6 +27,8 @@ class Work:
 
     model: str
     steps: int
+    warm: int
+    """Steps before the steady ones."""
     batch_size: int
     seq_len: int
     precision: str
@@ -36,9 +37,11 @@ class Work:
 
 
 WORKS = {
-    "cuda": Work("gpt2", 60, 16, 1024, "bf16", least=0.95),
-    # Beside other work on the same cores, single rounds differ by a tenth.
-    "cpu": Work("gpt2_nano", 20, 4, 128, "fp32", least=0.85),
+    "cuda": Work("gpt2", 60, 5, 16, 1024, "bf16", least=0.95),
+    # A run in a new folder makes MLflow's database, beside the training on the same cores: that takes the first two to
+    # five seconds, in which a step took two to four times its own time. It was over after thirty steps. Beside other
+    # work single rounds differ by a tenth.
+    "cpu": Work("gpt2_nano", 80, 30, 4, 128, "fp32", least=0.85),
 }
 
 
@@ -47,7 +50,7 @@ def speed_words(device: str, data: Path) -> tuple[str, ...]:
     work = WORKS[device]
     return (
         *(f"model={work.model}", "data=text", f"data.path={data}", f"data.seq_len={work.seq_len}"),
-        *(f"train.batch_size={work.batch_size}", f"train.steps={work.steps}", f"train.steady_after={_WARM}"),
+        *(f"train.batch_size={work.batch_size}", f"train.steps={work.steps}", f"train.steady_after={work.warm}"),
         *(
             f"train.precision={work.precision}",
             "trainer=ddp",
@@ -63,6 +66,49 @@ class ByHand:
 
     tokens_per_second: float
     peak_gib: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """Tokens/s of a run of ours and of the script by hand after it."""
+
+    ours: float
+    theirs: float
+    busy_percent: float
+    """Share of the cores that other work used meanwhile."""
+
+
+def judged_rounds(rounds: Iterator[Round], least: float) -> str:
+    """Says which part of the script's speed ours is, in all rounds that there was time for.
+
+    Args:
+        rounds: made when they are asked for.
+        least: smallest ratio.
+
+    Raises:
+        OutOfTime: the time was over in the first round.
+        NotPossible: the ratio is smaller, and other work used the cores.
+        Failed: it is smaller.
+    """
+    ratios: list[float] = []
+    busy = 0.0
+    text = ""
+    try:
+        for one in rounds:
+            ratios.append(one.ours / one.theirs)
+            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            text = f"{one.theirs:,.0f} tokens/s by hand; ours {statistics.median(ratios):.2f} of it ({each})"
+            busy = max(busy, one.busy_percent)
+            # A further round beside other work would say no more than this one, and take as long.
+            if statistics.median(ratios) < least and busy >= _BUSY_PERCENT:
+                raise NotPossible(f"other work used up to {busy:.0f} % of the cores; {text}")
+    except OutOfTime as error:
+        if not ratios:
+            raise
+        text += f"; no further round: {error}"
+    if statistics.median(ratios) < least:
+        raise Failed(text)
+    return text
 
 
 class Speed:
@@ -109,23 +155,17 @@ class Speed:
         )
 
     def _ratio(self) -> str:
-        ratios: list[float] = []
-        busy = 0.0
+        return judged_rounds(self._rounds(), self._work.least)
+
+    def _rounds(self) -> Iterator[Round]:
         for number in range(_ROUNDS):
             ours = self._ours(number)
             self._by_hand.append(self._script())
-            theirs = self._by_hand[-1].tokens_per_second
-            ratios.append(ours.last("summary/tokens_per_second_median") / theirs)
-            ratio = statistics.median(ratios)
-            each = ", ".join(f"{one:.2f}" for one in ratios)
-            text = f"{theirs:,.0f} tokens/s by hand; ours {ratio:.2f} of it ({each})"
-            busy = max(busy, ours.last("summary/other_cpu_percent"))
-            # A further round beside other work would say no more than this one, and take as long.
-            if ratio < self._work.least and busy >= _BUSY_PERCENT:
-                raise NotPossible(f"other work used up to {busy:.0f} % of the cores; {text}")
-        if ratio < self._work.least:
-            raise Failed(text)
-        return text
+            yield Round(
+                ours.last("summary/tokens_per_second_median"),
+                self._by_hand[-1].tokens_per_second,
+                ours.last("summary/other_cpu_percent"),
+            )
 
     def _script(self) -> ByHand:
         work, folder = self._work, self._proof.new_folder()
@@ -150,7 +190,7 @@ class Speed:
             raise Failed(ended.tail)
         found = json.loads((folder / "measured.json").read_text())
         # The first interval is that of the second step.
-        step = statistics.median(found["steps"][_WARM - 1 :])
+        step = statistics.median(found["steps"][work.warm - 1 :])
         return ByHand(self._proof.workers * work.batch_size * work.seq_len / step, found["peak_gib"])
 
     def _compiled(self) -> str:

@@ -44,17 +44,29 @@ def rows(proof: Proof) -> Iterator[Row]:
 
 
 def _from_checkpoint(proof: Proof) -> str:
-    whole = proof.train(*KEPT)
-    middle = whole.run_dir / "checkpoints" / "step-00000010"
-    if not middle.is_dir():
-        raise Failed(f"no {middle.name} among {sorted(path.name for path in middle.parent.iterdir())}")
-    rest = proof.train(*KEPT, f"train.resume={middle}")
+    # Two runs, of which the second would otherwise wait until all other rows' have begun.
+    with proof.place():
+        whole = proof.train(*KEPT)
+        middle = whole.run_dir / "checkpoints" / "step-00000010"
+        if not middle.is_dir():
+            raise Failed(f"no {middle.name} among {sorted(path.name for path in middle.parent.iterdir())}")
+        rest = proof.train(*KEPT, f"train.resume={middle}")
     return furthest(rest.losses, {step: loss for step, loss in whole.losses.items() if step > 10}, near=0)
 
 
 def _killed(proof: Proof) -> str:
-    whole = proof.train(*KEPT)
     folder = proof.new_folder()
+    with proof.place():
+        step = _kill(proof, folder)
+        resumed = proof.command(["-m", "ortlaunch", "resume", str(run_dir_in(folder))], folder)
+    if resumed.code:
+        raise Failed(f"resume: {resumed.tail}")
+    mine, whole = Training(folder).losses, proof.train(*KEPT).losses
+    return f"killed after step {step}, exit code 1; resumed: " + furthest(mine, whole, near=0)
+
+
+def _kill(proof: Proof, folder: Path) -> int:
+    """Kills the first worker of a run, which has to end it with exit code 1; returns the last step before."""
     proof.budget.take(LONGEST_RUN, 20)
     started = proof.start(["-m", "ortlaunch", *proof.keys(), *KEPT, SLOW], folder)
     try:
@@ -65,10 +77,7 @@ def _killed(proof: Proof) -> str:
         end_with_children(started.pid)
     if ended.code != 1:
         raise Failed(f"after the kill: {ended.tail}")
-    resumed = proof.command(["-m", "ortlaunch", "resume", str(run_dir_in(folder))], folder)
-    if resumed.code:
-        raise Failed(f"resume: {resumed.tail}")
-    return f"killed after step {step}, exit code 1; resumed: " + furthest(Training(folder).losses, whole.losses, near=0)
+    return step
 
 
 def reach(proof: Proof, started: subprocess.Popen[str], folder: Path, step: int) -> int:
