@@ -29,6 +29,8 @@ from ortlaunch.launch.report_process import REFUSED, REPORT
 def main() -> None:
     """Estimates the run whose configuration is in the folder."""
     die_with_parent()
+    # All that is traced lies on the CPU, also where there is a GPU, which DeepSpeed would choose by itself.
+    os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
     folder = Path(sys.argv[1])
     # The user's model factory may be a module in the current folder.
     sys.path.insert(0, os.getcwd())

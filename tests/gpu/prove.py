@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.gpu.needed import ROOT
-from tests.gpu.proof import environment, numbers, speed, survival, watching
+from tests.gpu.proof import environment, memory, numbers, speed, survival, watching
 from tests.gpu.proof.budget import Budget
 from tests.gpu.proof.proof import Proof
 from tests.gpu.proof.report import Outcome, Report, Row, Table
@@ -48,6 +48,7 @@ SECTIONS = {
     "environment": Section("Environment", 1, environment.rows, shares=True),
     "survival": Section("Checkpoints and kills", 4, survival.rows, shares=True),
     "numbers": Section("Trainers and precisions: the same numbers as on the CPU", 8, numbers.rows, shares=True),
+    "memory": Section("Memory beside ortlaunch estimate", 4, memory.rows, shares=True),
     "watching": Section("Profile and host syncs", 3, watching.rows, shares=True),
     # It looks at runs of the sections before.
     "tests": Section("tests/gpu by pytest", 2, environment.test_rows),
