@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.devices import gpu_memory, resolve_device
+from ortlaunch.config.schema import Device
 from ortlaunch.estimate.command import estimate
 from ortlaunch.tune.cell import Cell, Outcome
 from ortlaunch.tune.notes import Notes
@@ -27,11 +29,12 @@ class Estimates:
         """
         Args:
             space: the cells.
-            limit: bytes that a trial may take; None for no limit.
+            limit: bytes that a trial may take; None for no limit. On GPUs the memory of a GPU takes its place.
             notes: where estimates are kept.
         """
         self._space = space
-        self._limit = limit
+        self._on_gpu = resolve_device(space.asked.device) is Device.cuda
+        self._limit = gpu_memory() if self._on_gpu else limit
         self._notes = notes
         self.spent = 0.0
         """Seconds of the estimates that were asked for so far, noted ones among them."""
@@ -56,6 +59,8 @@ class Estimates:
     def _is_far(self, cell: Cell, seen: Mapping[Cell, Outcome]) -> bool:
         """Whether the cell is far below the limit, if memory grows with the micro-batch as a whole."""
         assert self._limit is not None
+        if self._on_gpu:
+            return False  # What a trial has measured is the memory of the host.
         guesses = [
             outcome.peak_bytes * max(1.0, int(cell[MICRO]) / int(other[MICRO]))
             for other, outcome in seen.items()
@@ -72,7 +77,7 @@ class Estimates:
                 report = estimate(self._space.configured(cell), self._limit, quick=True, quiet=True)
                 found = {"low_bytes": report["machine"]["low_bytes"]}
             except RequestError as error:
-                # It knows nothing of GPUs.
+                # The cell may be one that cannot be estimated.
                 found = {"low_bytes": None, "reason": str(error)}
             found["seconds"] = time.monotonic() - begun
             self._notes.put(key, found)

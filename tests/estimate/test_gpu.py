@@ -45,10 +45,13 @@ def test_it_is_near_what_was_measured(tmp_path: Path, words: str) -> None:
     report = estimated(tmp_path, *keys(words), "--quick", "--memory=80GiB")
     measured = MEASURED[words]
     allocated, reserved = peaks(report)
-    # Convolutions take workspaces that are not known, 5 MiB here.
-    assert allocated == pytest.approx(measured["allocated_mib"], rel=0.07, abs=8)
-    assert reserved == pytest.approx(measured["reserved_mib"], rel=0.09, abs=32)
     (worker,) = report["workers"]
+    if report["backend"] == "eager":
+        # DDP's old buckets may be there beside the new ones. Convolutions take workspaces that are not known.
+        buckets = worker["parts"]["trainer_buffers_bytes"] / 2**20 if report["trainer"] == "ddp" else 0
+        least, most = (limit * measured["allocated_mib"] for limit in (0.96, 1.04))
+        assert least - buckets - 8 < allocated < most
+        assert reserved == pytest.approx(measured["reserved_mib"], rel=0.09, abs=32)
     assert worker["low_bytes"] / 2**20 < measured["allocated_mib"] + 619
     assert measured["reserved_mib"] + 1259 < worker["high_bytes"] / 2**20
     assert report["verdict"] == "fits"

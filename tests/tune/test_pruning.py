@@ -11,6 +11,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Device
 from ortlaunch.tune import memory
 from ortlaunch.tune.cell import Cell, Outcome
 from ortlaunch.tune.memory import Estimates
@@ -157,3 +158,18 @@ def test_without_a_limit_nothing_is_estimated(tmp_path: Path, estimated: list[An
     found = space("backend=eager", "trainer=ddp", "train.activation_checkpointing=false")
     assert Estimates(found, None, Notes(tmp_path / "notes")).too_large(found.cell, {found.cell: ok()}) is None
     assert estimated == []
+
+
+def test_on_gpus_the_limit_is_that_of_a_gpu(
+    tmp_path: Path, estimated: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "resolve_device", lambda _device: Device.cuda)
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 4 * GIB)
+    found = space("backend=eager", "trainer=ddp", "train.activation_checkpointing=false")
+    by_micro = {int(one["micro_batch"]): one for one in found.cells}
+    estimates = Estimates(found, 1000 * GIB, Notes(tmp_path / "notes"))
+    # What a trial took of the host's memory says nothing.
+    seen = {by_micro[1]: ok(GIB // 4)}
+    assert estimates.too_large(by_micro[2], seen) is None
+    assert estimates.too_large(by_micro[4], seen) == "needs at least 6.00 GiB of the 4.00 GiB it may have (estimate)"
+    assert len(estimated) == 2
