@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as distributed_c10d
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -29,6 +30,10 @@ from ortlaunch.trainer.workers import Workers
 
 _SHAPES = "_propagate_tensor_meta_non_cached"
 """DTensor's method that finds the shapes of an operation's results."""
+_EXCHANGES = ("broadcast", "reduce", "allreduce", "allgather", "_allgather_base", "reduce_scatter")
+_EXCHANGES += ("_reduce_scatter_base", "barrier")
+_EXCHANGES += ("allreduce_coalesced", "allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+"""Methods of a process group that the engines call."""
 
 
 def join_nobody(world_size: int) -> Workers:
@@ -61,6 +66,10 @@ def replacements() -> Iterator[None]:
             (torch_state, "storage_key", _storage_key),
         ):
             stack.enter_context(replaced(place, name, value))
+        if not hasattr(distributed_c10d, "FakeWork"):
+            # Operators of torch 2.6 exchange real tensors only.
+            for name in _EXCHANGES:
+                stack.enter_context(replaced(dist.ProcessGroup, name, _CompleteExchange))
         if "deepspeed" in sys.modules:
             _replace_in_deepspeed(stack)
         yield
@@ -134,6 +143,19 @@ def as_another_worker(engine: Engine) -> Iterator[bool]:
         yield True
     finally:
         deep.save_non_zero_checkpoint = True
+
+
+class _CompleteExchange:
+    """An exchange that is complete, of whatever it is made with."""
+
+    def __init__(self, *_arguments: object, **_named: object) -> None:
+        pass
+
+    def wait(self, *_timeout: object) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
 
 
 class _Reducer:
