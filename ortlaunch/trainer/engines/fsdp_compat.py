@@ -8,6 +8,7 @@ by an inplace operation".
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ def complete() -> None:
     """Adds what is missing in this process. Does nothing where nothing is missing, and when it is called again."""
     if hasattr(torch.cpu.Stream, "record_event"):
         return
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
-
+    group: Any = importlib.import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    kept: Any = torch.autograd.grad_mode._unsafe_preserve_version_counter
     for name in ("record_event", "wait_event"):
         # Work on the CPU is complete when its call returns. torch 2.13 has the same empty methods.
         setattr(torch.cpu.Stream, name, _nothing)
@@ -31,7 +32,7 @@ def complete() -> None:
             for parameter in parameters:
                 for output in parameter.all_gather_outputs:
                     if not output.is_inference():  # Such a tensor has no version.
-                        versions.enter_context(torch.autograd._unsafe_preserve_version_counter(output))
+                        versions.enter_context(kept(output))
             gather(result, parameters, *rest)
 
     group.foreach_all_gather_copy_out = gather_again
