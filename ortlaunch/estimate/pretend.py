@@ -7,6 +7,8 @@ that workers compare, the exchange itself, a tensor's address.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as distributed_c10d
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -29,13 +32,49 @@ from ortlaunch.trainer.workers import Workers
 
 _SHAPES = "_propagate_tensor_meta_non_cached"
 """DTensor's method that finds the shapes of an operation's results."""
+_WITH_RESULTS = (
+    "broadcast_",
+    "allreduce_",
+    "allgather_",
+    "_allgather_base_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+)
+_ALONE = ("reduce_", "gather_", "barrier", "alltoall_base_", "allreduce_coalesced_", "allgather_coalesced_")
+_COALESCED = ("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_")
+"""Operations that exchange; the first ones return their results beside a handle."""
 
 
 def join_nobody(world_size: int) -> Workers:
     """Makes this process the first of `world_size` workers; what it exchanges with the others goes nowhere."""
+    _exchange_without_content()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     return Workers(0, world_size, torch.device("cpu"), torch.get_num_threads())
+
+
+@functools.cache
+def _exchange_without_content() -> torch.library.Library | None:
+    """Lets exchanges take tensors without content on torch 2.6, as they do in newer versions: they end at once.
+
+    Returns:
+        What holds for as long as it is kept.
+    """
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is not None:
+        return None
+    library = torch.library.Library("c10d", "IMPL")
+    for name in _WITH_RESULTS:
+        library.impl(name, lambda results, *_: (results, _complete()), "Meta")
+    for name in _ALONE + _COALESCED:
+        library.impl(name, lambda *_: _complete(), "Meta")
+    return library
+
+
+def _complete() -> Any:
+    """The handle of an exchange that has ended."""
+    done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    done.set_result([])
+    return distributed_c10d._create_work_from_future(done).boxed()
 
 
 @contextlib.contextmanager

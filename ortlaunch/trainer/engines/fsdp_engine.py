@@ -19,6 +19,7 @@ from ortlaunch.models.blocks import Blocks, repeated_blocks
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.precision import DTYPES, cast_inputs
 from ortlaunch.trainer.statistics import with_statistics
@@ -38,6 +39,8 @@ class FsdpEngine(TorchEngine):
         self._masks_on_device = self._masks_on_device and bool(self._optimizer.defaults.get("fused"))
 
     def _distribute(self, config: Config, workers: Workers) -> nn.Module:
+        if workers.device.type == "cpu":
+            fsdp_compat.complete()
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := with_statistics(self.inner)):

@@ -38,7 +38,7 @@ class Attack:
 def stored(tmp_path: Path) -> Path:
     """The folder of a snapshot."""
     tensors = {"model/weight": torch.arange(6.0).reshape(2, 3), "model/half": torch.ones(2, dtype=torch.bfloat16)}
-    save(tensors, storage_writer=FileSystemWriter(tmp_path / "engine" / "tensors"), no_dist=True)
+    save(tensors, storage_writer=FileSystemWriter(tmp_path / "engine" / "tensors"))
     return tmp_path / "engine"
 
 
