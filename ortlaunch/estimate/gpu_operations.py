@@ -64,10 +64,8 @@ def as_on_gpu() -> Iterator[None]:
 
 
 def _replace(library: torch.library.Library) -> None:
-    # Under inference_mode no operation comes to the key of autograd.
-    for key in ("AutogradCPU", "CPU"):
-        library.impl("dropout", _dropout, key)
-        library.impl("scaled_dot_product_attention", _attention, key)
+    library.impl("dropout", _dropout, "AutogradCPU")
+    library.impl("scaled_dot_product_attention", _attention, "AutogradCPU")
     for names, cast in ((_IN_FP32, _in_fp32), (_TO_FP32, _to_fp32), (_IN_LOW_PRECISION, _in_low_precision)):
         for name in names:
             packet, _, overload = name.partition(".")
