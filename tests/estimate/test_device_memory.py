@@ -58,7 +58,7 @@ def test_segments_have_torchs_sizes(sizes: list[int], reserved: int) -> None:
     assert model.now == reserved * MIB
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_neighbours_become_one_block_again(order: tuple[int, ...]) -> None:
     model = DeviceMemory()
     memory = Resident([model])
