@@ -96,14 +96,14 @@ def measure(case: Case) -> list[dict[str, Measured]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="run the models whose name contains this")
+    parser.add_argument("--only", choices=[case.model for case in CASES], help="run this model alone")
     parser.add_argument("--rounds", type=int, help="rounds of each case")
     parser.add_argument("--steps", type=int, help="steps of each run")
     arguments = parser.parse_args()
     times = f"{'eager s':>8} {'compile s':>9} {'ort s':>7}"
     print(f"{'model':<10} {'steps':>6} {times} {'auto/best':>9} {'first/best':>10}   took")
     for case in CASES:
-        if arguments.only and arguments.only not in case.model:
+        if arguments.only and arguments.only != case.model:
             continue
         changes = {key: getattr(arguments, key) for key in ("rounds", "steps") if getattr(arguments, key)}
         case = dataclasses.replace(case, **changes)
