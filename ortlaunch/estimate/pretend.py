@@ -74,7 +74,8 @@ def _complete() -> Any:
     """The handle of an exchange that has ended."""
     done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     done.set_result([])
-    return distributed_c10d._create_work_from_future(done).boxed()
+    of_torch: Any = distributed_c10d  # Its stub lacks this function.
+    return of_torch._create_work_from_future(done).boxed()
 
 
 @contextlib.contextmanager
