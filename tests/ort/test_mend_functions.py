@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Fallback, OrtConfig
+from ortlaunch.config.schema import Allow, Fallback, OrtConfig
+from ortlaunch.models.task import make_task
 from ortlaunch.ort import compat, session
+from ortlaunch.ort.verify.start import QuickCheck
 from tests.ort.precise import assert_model_as_in_fp64
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -367,16 +370,31 @@ def test_a_function_behind_frozen_inputs_needs_no_gradient(assert_parity: Any) -
     assert_parity(model, *batches())
 
 
+class Column(torch.nn.Module):
+    """Its Function takes a column and one number of the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product, moved = Product.apply(x.view(8, -1), self.bias[0], 2.0)
+        return (moved + self.bias).sin() + product
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="ORTModule itself gives such an input a wrong gradient")
 def test_an_input_beside_a_weight_may_be_broadcast_to_it(to_ort: Any) -> None:
     """A Function's results seem to need gradients, also of inputs that need none; the weight gives the shape here."""
-
-    class Column(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = torch.nn.Parameter(torch.rand(8))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            product, moved = Product.apply(x.view(8, -1), self.bias[0], 2.0)
-            return (moved + self.bias).sin() + product
-
     assert_model_as_in_fp64(to_ort, Column(), torch.rand(8), torch.rand(8))
+
+
+@pytest.mark.skipif(not RUNS_FUNCTIONS, reason="with this torch such an input has its gradient")
+def test_an_input_that_a_function_broadcasts_is_refused_at_the_start_of_a_run(to_ort: Any) -> None:
+    class Net(Column):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = super().forward(x)
+            return {"loss": (outputs.sum(0) * labels).sum(), "logits": outputs}
+
+    model, data = Net(), [{"x": torch.rand(8), "labels": torch.rand(8)} for _ in range(3)]
+    check = QuickCheck(to_ort(model), make_task(model, data[0]), contextlib.nullcontext)
+    assert [found.kind for found in check.findings(data)] == [Allow.wrong_gradients]
