@@ -9,15 +9,11 @@ kernel that keeps no scores, and autocast computes other operations in fp32. The
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-
-from ortlaunch.base.attributes import replaced
-from ortlaunch.trainer.engines import zero_copies
 
 _IN_FP32 = (
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh"),
@@ -47,20 +43,14 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 def as_on_gpu() -> Iterator[None]:
     """Within it, operations on tensors of the CPU keep the memory that those on a GPU keep."""
     library = torch.library.Library("aten", "IMPL")
-    with contextlib.ExitStack() as stack:
-        stack.callback(library._destroy)
+    try:
         with warnings.catch_warnings():
             # torch says that an operation is replaced, which is the purpose.
             warnings.simplefilter("ignore")
             _replace(library)
-        # On a GPU, DeepSpeed's own options and copies stay.
-        stack.enter_context(replaced(zero_copies, "options", lambda *_arguments, **_named: ({}, {})))
-        stack.enter_context(replaced(zero_copies, "spare_copies", lambda *_arguments: None))
-        if "deepspeed" in sys.modules:
-            from deepspeed.accelerator import get_accelerator
-
-            stack.enter_context(replaced(get_accelerator(), "is_fp16_supported", lambda: True))
         yield
+    finally:
+        library._destroy()
 
 
 def _replace(library: torch.library.Library) -> None:
@@ -95,13 +85,14 @@ def _casting(operation: Any, wanted: Callable[[], torch.dtype], taken: tuple[tor
 
 
 def _to_fp32(operation: Any) -> Callable[..., Any]:
+    most = len(operation._schema.arguments)
+
     def called(*arguments: Any, **named: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            if arguments[0].dtype in _HALF and named.get("dtype") is None and len(arguments) < len(schema):
+            if arguments[0].dtype in _HALF and named.get("dtype") is None and len(arguments) < most:
                 named["dtype"] = torch.float32
             return operation(*arguments, **named)
 
-    schema = operation._schema.arguments
     return called
 
 

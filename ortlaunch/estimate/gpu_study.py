@@ -8,7 +8,6 @@ from ortlaunch.estimate.band import any_of, worst
 from ortlaunch.estimate.gpu_band import gpu_band
 from ortlaunch.estimate.study import Found, Study
 from ortlaunch.launch.memory.band import Band
-from ortlaunch.launch.memory.calibration import Calibration
 
 _NO_BAND = Band(0, 0, 0)
 
@@ -20,9 +19,6 @@ class GpuStudy(Study):
         """Nothing is probed: this machine need not have the GPU."""
         self._why_no_line = "and none are taken on a GPU"
 
-    def _measured(self, *, is_probed: bool) -> Calibration:
-        return Calibration({})
-
     def _bands_in(self, found: Found, names: Sequence[str]) -> dict[str, Band]:
         phases = found.trace.to_json()["phases"]
         return {name: any_of([gpu_band(one, phases[name]) for one in self._backends]) for name in names}
@@ -30,10 +26,6 @@ class GpuStudy(Study):
     def _plain_machine(self, found: Found) -> Band:
         """The memory of the GPU that needs the most."""
         return worst(self._bands(found, is_first=True))[1]
-
-    @property
-    def _sharing(self) -> int:
-        return 1
 
     @property
     def _compilers(self) -> Band:

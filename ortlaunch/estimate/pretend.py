@@ -78,8 +78,12 @@ def _complete() -> Any:
 
 
 @contextlib.contextmanager
-def replacements() -> Iterator[None]:
-    """Within it, the engines can be built and used on fake tensors."""
+def replacements(*, on_gpu: bool = False) -> Iterator[None]:
+    """Within it, the engines can be built and used on fake tensors.
+
+    Args:
+        on_gpu: whether they do what they would on a GPU.
+    """
     from ortlaunch.trainer.checkpoint import host, torch_state
     from ortlaunch.trainer.engines import fsdp_engine
 
@@ -102,6 +106,8 @@ def replacements() -> Iterator[None]:
             stack.enter_context(replaced(place, name, value))
         if "deepspeed" in sys.modules:
             _replace_in_deepspeed(stack)
+            if on_gpu:
+                _as_deepspeed_on_gpu(stack)
         yield
 
 
@@ -149,6 +155,17 @@ def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:
     for stage in (stage_1_and_2, stage3):
         if hasattr(stage, "is_invalid_grad_norm"):
             stack.enter_context(replaced(stage, "is_invalid_grad_norm", lambda _norm: False))
+
+
+def _as_deepspeed_on_gpu(stack: contextlib.ExitStack) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    from ortlaunch.trainer.engines import zero_copies
+
+    # Its own options and copies stay there.
+    stack.enter_context(replaced(zero_copies, "options", lambda *_arguments, **_named: ({}, {})))
+    stack.enter_context(replaced(zero_copies, "spare_copies", _nothing))
+    stack.enter_context(replaced(get_accelerator(), "is_fp16_supported", lambda: True))
 
 
 def settle(engine: Engine) -> None:

@@ -65,7 +65,7 @@ class Study:
         self._lines: dict[str, Line] = {}
         """By the backend that was probed."""
         self._why_no_line = "which --quick and the check before a run leave out"
-        self._calibration = self._measured(is_probed=False)
+        self._calibration = Calibration.of(config)
         self._found_asked: Found | None = None
         self._found_changes: list[Change] = []
 
@@ -80,7 +80,7 @@ class Study:
         self._find_lines()
         asked = self._found_asked = Found(traced, self._by_lines(config))
         is_probed = set(asked.probed) == self._unknown
-        self._calibration = self._measured(is_probed=is_probed)
+        self._calibration = Calibration.of(config, is_probed=is_probed)
         plain = self._plain_machine(asked)
         correction = self._calibration.near(self._plain_worker(asked))
         machine = correction.apply(plain)
@@ -110,17 +110,9 @@ class Study:
         }
         neighbours = self._neighbours(asked, word)
         estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes), is_probed)
-        self._keep(estimate)
-        return {**found, **neighbours, "uncalibrated": to_json(estimate)}
-
-    def _keep(self, estimate: Estimate) -> None:
-        """Keeps what was found for the checks before later runs."""
         if self._request.key and self._traces.is_fake:
             store(self._request.key, estimate)
-
-    def _measured(self, *, is_probed: bool) -> Calibration:
-        """What earlier runs have measured."""
-        return Calibration.of(self._config, is_probed=is_probed)
+        return {**found, **neighbours, "uncalibrated": to_json(estimate)}
 
     def _of_backend(self) -> str:
         """What the figures say about a backend that is not traced."""
@@ -210,11 +202,6 @@ class Study:
         return total([first, others, self._compilers, self._loaders])
 
     @property
-    def _sharing(self) -> int:
-        """Workers that share the memory which is limited."""
-        return self._request.workers
-
-    @property
     def _compilers(self) -> Band:
         """The memory of torch.compile's compilers on a machine."""
         return compilers_of(self._backends, self._request.workers)
@@ -267,7 +254,7 @@ class Study:
             self._traces.base + parts.parameters + parts.optimizer_state + max(parts.gradients, parts.trainer_buffers)
         )
         most = self._traces.most_samples
-        return Search(lambda one: self._sized(config, one), limit, self._sharing, most, stays).largest(size)
+        return Search(lambda one: self._sized(config, one), limit, self._request.sharing, most, stays).largest(size)
 
     def _likely(self, largest: int) -> int | None:
         """A micro-batch above the largest that fits for sure; it is likely to fit and too far from the probes to know.

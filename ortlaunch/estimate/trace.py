@@ -115,7 +115,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(replacements())
+            stack.enter_context(replacements(on_gpu=on_gpu))
             if on_gpu:
                 stack.enter_context(as_on_gpu())
             if is_fake:

@@ -234,7 +234,7 @@ def _waited_for(question: Question) -> Estimate:
 
 def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     """The warning about a run, and whether more is needed than there is; an empty text for a run that fits."""
-    calibration = Calibration({}) if question.on_gpu else Calibration.of(question.config, is_probed=estimate.is_probed)
+    calibration = Calibration.of(question.config, is_probed=estimate.is_probed)
     correct = calibration.near(estimate.worker).apply
     band, limit = correct(estimate.machine), question.limit
     if band.high <= limit:

@@ -124,6 +124,7 @@ def family_key(config: Config) -> str:
         "packages": _versions(),
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "machine": [platform.node(), platform.machine(), platform.libc_ver()],
+        "device": resolve_device(config.device).value,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

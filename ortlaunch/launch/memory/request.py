@@ -36,6 +36,11 @@ class Request:
     """Whether a backend that cannot be traced may be probed by real steps; kept probes are used in any case."""
 
     @property
+    def sharing(self) -> int:
+        """Workers that share the memory which is limited."""
+        return 1 if self.on_gpu else self.workers
+
+    @property
     def world_size(self) -> int:
         """Workers on all machines."""
         return self.workers * self.nodes
