@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.cli import answer, ortlaunch
+from tests.support.estimates import estimated
 
 PARAMETERS = 4 * 19_210
 WORDS = ("model=mlp", "backend=eager", "device=cpu")
@@ -26,13 +26,6 @@ class Net(torch.nn.Module):
             out = out * 2
         return torch.nn.functional.cross_entropy(out, labels)
 """
-
-
-def estimated(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    result = ortlaunch(folder, "estimate", *words, "--format=json")
-    assert result.returncode == code, result.stdout + result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
 
 
 def test_ddp_keeps_its_buckets_and_every_worker_is_counted(tmp_path: Path) -> None:

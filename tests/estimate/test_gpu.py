@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.cli import answer, ortlaunch
+from tests.gpu.proof.memory import once, peaks
+from tests.support.cli import answer
+from tests.support.estimates import estimated
 
 MEASURED: dict[str, dict[str, int]] = json.loads((Path(__file__).parent / "recorded" / "h200.json").read_text())
 """Peaks of runs of six steps with one worker on an H200 (torch 2.11): what torch had allocated and reserved."""
@@ -18,33 +19,13 @@ _COMMON = ("backend=eager", "train.steps=6", "train.checkpoint_every=null", "tra
 _IN_CI = "model=llama data.seq_len=512 train.batch_size=16 trainer=ddp"
 
 
-def estimated(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
-    result = ortlaunch(folder, "estimate", *words, "--format=json")
-    assert result.returncode == code, result.stdout + result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
-
-
-def keys(words: str) -> list[str]:
-    """The keys of a measured run; those that it has itself take the place of the common ones."""
-    common = [word for word in _COMMON if word.partition("=")[0] not in words]
-    return [*words.split(), *common]
-
-
-def peaks(report: dict[str, Any]) -> tuple[float, float]:
-    """MiB that the worker has allocated and reserved at most."""
-    phases = report["workers"][0]["phases"].values()
-    tensors, reserved = (max(phase[name] for phase in phases) for name in ("tensors_bytes", "process_bytes"))
-    return tensors / 2**20 + _WORKSPACES, reserved / 2**20 + _WORKSPACES
-
-
 @pytest.mark.parametrize(
     "words", [pytest.param(one, marks=[] if one == _IN_CI else pytest.mark.nightly) for one in MEASURED]
 )
 def test_it_is_near_what_was_measured(tmp_path: Path, words: str) -> None:
-    report = estimated(tmp_path, *keys(words), "--quick", "--memory=80GiB")
+    report = estimated(tmp_path, *once((*_COMMON, *words.split())), "--quick", "--memory=80GiB")
     measured = MEASURED[words]
-    allocated, reserved = peaks(report)
+    allocated, reserved = (peak + _WORKSPACES for peak in peaks(report))
     (worker,) = report["workers"]
     if report["backend"] == "eager":
         # DDP's old buckets may be there beside the new ones. Convolutions take workspaces that are not known.

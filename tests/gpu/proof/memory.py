@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tests.gpu.proof.proof import Check, Failed, Proof, Training
 from tests.gpu.proof.report import Row
@@ -56,7 +57,7 @@ def rows(proof: Proof) -> Iterator[Row]:
 
 def _look(proof: Proof, words: tuple[str, ...]) -> str:
     proof.needs_cuda("the memory of a GPU")
-    keys = _once((*_COMMON, *words))
+    keys = once((*_COMMON, *words))
     run = proof.train(*keys)
     ended = proof.command(
         ["-m", "ortlaunch", "estimate", *proof.keys(), *keys, "--quick", "--format=json"], proof.new_folder()
@@ -66,18 +67,17 @@ def _look(proof: Proof, words: tuple[str, ...]) -> str:
     return compared(run, json.loads(ended.output[ended.output.index("{") :]))
 
 
-def compared(run: Training, report: dict[str, object]) -> str:
+def compared(run: Training, report: dict[str, Any]) -> str:
     """Says how far a run's memory is from a report of ``ortlaunch estimate``.
 
     Raises:
         Failed: too far.
     """
-    (worker, *_) = report["workers"]  # type: ignore[misc]
+    worker = report["workers"][0]
     mib = 2**20
     reserved = run.last("memory/peak_reserved_gib") * 1024
     allocated = run.last("memory/peak_allocated_gib") * 1024
-    estimated = max(phase["process_bytes"] for phase in worker["phases"].values()) / mib
-    tensors = max(phase["tensors_bytes"] for phase in worker["phases"].values()) / mib
+    tensors, estimated = peaks(report)
     low, high = worker["low_bytes"] / mib, worker["high_bytes"] / mib
     far = estimated / reserved - 1
     text = (
@@ -91,6 +91,13 @@ def compared(run: Training, report: dict[str, object]) -> str:
     return text
 
 
-def _once(words: tuple[str, ...]) -> tuple[str, ...]:
+def peaks(report: dict[str, Any]) -> tuple[float, float]:
+    """MiB that the first worker allocates and reserves at most, by a report."""
+    phases = report["workers"][0]["phases"].values()
+    tensors, reserved = (max(phase[name] for phase in phases) for name in ("tensors_bytes", "process_bytes"))
+    return tensors / 2**20, reserved / 2**20
+
+
+def once(words: Iterable[str]) -> tuple[str, ...]:
     """The keys, each with its last value alone."""
     return tuple(f"{key}={value}" for key, value in dict(word.split("=", 1) for word in words).items())
