@@ -63,6 +63,16 @@ def test_version(tmp_path: Path) -> None:
     assert ortlaunch(tmp_path, "--version").stdout.strip() == f"ortlaunch {__version__}"
 
 
+def test_workers_get_the_threads_and_the_allocator_that_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=mlp", "device=cpu", "launcher.dry_run=true")
+    plain = answer(tmp_path, capfd, *words).stdout
+    asked = answer(tmp_path, capfd, *words, "launcher.threads=3", "launcher.allocator=keep").stdout
+    assert "MALLOC" not in plain
+    assert {"OMP_NUM_THREADS=3", "MALLOC_MMAP_MAX_=0", f"MALLOC_TRIM_THRESHOLD_={2**62}"} <= set(asked.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -6,6 +6,7 @@ Hydra checks types and misspelt keys while it composes. These rules see a well-f
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ortlaunch.config.hidden import leaves
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
+    Allocator,
     AutoConfig,
     Config,
     Device,
@@ -158,6 +160,19 @@ def _tf32(config: Config) -> None:
         raise RequestError("train.tf32=true is a format of NVIDIA GPUs: leave it out, or use device=cuda")
 
 
+def _allocator(config: Config) -> None:
+    if config.launcher.allocator is Allocator.system:
+        return
+    key = f"launcher.allocator={config.launcher.allocator.value}"
+    if resolve_device(config.device) is not Device.cpu:
+        raise RequestError(
+            f"{key} is for workers on the CPU: leave it out, or use device=cpu (the variable of torch's "
+            "allocator for GPUs is PYTORCH_CUDA_ALLOC_CONF)"
+        )
+    if platform.libc_ver()[0] != "glibc":
+        raise RequestError(f"{key} sets glibc's allocator, and this Python uses another C library: leave it out")
+
+
 def _launcher(config: Config) -> None:
     for rule in launcher_of(config).rules:
         rule(config)
@@ -232,6 +247,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _precision,
     _activation_checkpointing,
     _tf32,
+    _allocator,
     _launcher,
     _data,
     _checkpoint_paths,

@@ -382,6 +382,13 @@ def key_facts(node: Any) -> dict[str, KeyFacts]:
     return {one.name: one.metadata["facts"] for one in fields(node) if "facts" in one.metadata}
 
 
+class Allocator(Enum):
+    """What glibc does with memory that a worker on the CPU has freed; see `LauncherConfig.allocator`."""
+
+    system = "system"
+    keep = "keep"
+
+
 @dataclass(eq=False, repr=False)
 class LauncherConfig(Node):
     """What every launcher has."""
@@ -391,6 +398,12 @@ class LauncherConfig(Node):
     """Number of machines of the run."""
     workers_per_node: int | None = number(None, least=1, most=MOST_PROCESSES)
     """Worker processes on each machine; null means one per GPU, or two on a machine without a GPU."""
+    threads: int | None = number(None, least=1, most=MOST_PROCESSES)
+    """CPU threads of each worker; null means its share of the machine's cores."""
+    allocator: Allocator = Allocator.system
+    """On the CPU: `system` leaves glibc's settings as they are, by which the memory of large tensors goes back to the
+    kernel when they are freed. `keep` keeps it for the next step, which is faster for models with tensors of more than
+    32 MiB, and may need more memory."""
     dry_run: bool = launcher_key(False, same_work=True)
     """Print what would be started, but write and start nothing."""
     max_restarts: int = launcher_key(0, same_work=True, bounds=Bounds(least=0))

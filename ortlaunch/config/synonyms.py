@@ -111,6 +111,8 @@ _NAMES = {
     "ntasks_per_node tasks_per_node workers processes_per_node ranks_per_node",
     "launcher.workers_per_node launcher.gpus_per_node": "gpus num_gpus n_gpus n_gpu ngpu gpu devices num_devices "
     "gpus_per_task num_gpus_per_node devices_per_node",
+    "launcher.threads": "omp_num_threads num_threads num_cpu_threads_per_process intra_op_threads cpu_threads",
+    "launcher.allocator": "malloc",
     "launcher.nodes": "nnodes num_machines machines hosts",
     "launcher.node_rank": "machine_rank",
     "launcher.master_addr": "main_process_ip rdzv_endpoint master_address master_ip master_host master",

@@ -21,10 +21,9 @@ from ortlaunch.config.schema import Config, Device, LocalConfig
 from ortlaunch.estimate.render import render
 from ortlaunch.launch.memory.limit import limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
-from ortlaunch.launch.memory.request import PROBED, Request
+from ortlaunch.launch.memory.request import PROBED, Request, variables_of
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
-from ortlaunch.tracking import trackers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -108,7 +107,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
     return report_of(
         "estimate",
         config,
-        trackers.worker_environment(config),
+        variables_of(config),
         status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
         quiet=quiet,
         add_files=Request(

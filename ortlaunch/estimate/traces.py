@@ -24,6 +24,7 @@ from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
 from ortlaunch.launch.memory.band import MIB, Band, loaders_of
 from ortlaunch.launch.memory.request import Request
+from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
 
@@ -176,7 +177,7 @@ class Traces:
 def further_threads(config: Config, workers: int) -> int:
     """The threads of a worker but one; this process has one."""
     cores = getattr(config.launcher, "cpus_per_node", None) or usable_cores()
-    return max(1, cores // workers) - 1
+    return threads_per_worker(config, workers, cores) - 1
 
 
 def shortened(error: BaseException) -> str:

@@ -96,7 +96,7 @@ class NodePart:
     rank: int
     """Index of this machine among the run's machines, from 0."""
     threads: int
-    """Threads of each worker: its share of the machine's cores."""
+    """CPU threads of each worker."""
     start: Start
     """torchrun's command, and the variables that it gets in addition to those of this process."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.launch.allocator import allocator_variables
 from ortlaunch.run.run import Run
 
 CPU_WORKERS = 2
@@ -28,6 +29,17 @@ def workers_per_node(config: Config, device: Device, gpus: int, cores: int) -> i
     if config.launcher.workers_per_node is not None:
         return config.launcher.workers_per_node
     return gpus if device is Device.cuda else min(CPU_WORKERS, cores)
+
+
+def threads_per_worker(config: Config, workers: int, cores: int) -> int:
+    """Returns the number of CPU threads of each worker: the requested one, else its share of the machine's cores.
+
+    Args:
+        config: the configuration.
+        workers: workers on the machine.
+        cores: CPU cores of the machine.
+    """
+    return config.launcher.threads or max(1, cores // workers)
 
 
 def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> list[str]:
@@ -80,7 +92,7 @@ def worker_environment(
         variables["GLOO_SOCKET_IFNAME"] = interface
     if device is Device.cpu:
         # Without DS_ACCELERATOR, DeepSpeed chooses an accelerator by itself.
-        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **allocator_variables(config)}
     else:
         # NCCL's flight recorder keeps the last collectives of each worker and writes them to a file at a time-out.
         # Each variable is also set under the name that older versions of torch use.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.tune.words import TRAINER
 
 Seen = Mapping[Cell, Outcome]
 """The latest outcome of each cell that was tried."""
@@ -13,6 +14,8 @@ Seen = Mapping[Cell, Outcome]
 MICRO, CHECKPOINTING = "micro_batch", "checkpointing"
 """The axes that change the memory of a step in a known direction."""
 OFF, ON = "off", "on"
+OFFLOAD = "-offload"
+"""The end of the trainers' values that hold the optimizer's state in the host's memory."""
 NEEDS_MORE = "needs more memory than "
 """The beginning of the reasons that name another cell, which does not fit."""
 
@@ -47,7 +50,7 @@ class Dominance:
         self._known: dict[Cell, str | None] = {}
 
     def reason(self, cell: Cell, seen: Seen) -> str | None:
-        return self._checkpointing(cell, seen) or self._larger(cell, seen)
+        return _needless(cell, seen) or self._larger(cell, seen)
 
     def estimated(self, cell: Cell, seen: Seen) -> str | None:
         """Why a cell that is about to be tried cannot fit by the estimate; None if it may."""
@@ -59,15 +62,11 @@ class Dominance:
         return self._known[cell]
 
     def waits(self, cell: Cell, seen: Seen) -> bool:
-        twin = _twin(cell)
-        return twin is not None and twin not in seen and self._known.get(twin) is None
-
-    def _checkpointing(self, cell: Cell, seen: Seen) -> str | None:
-        twin = _twin(cell)
-        if twin is None or twin not in seen or not seen[twin].ok:
-            return None
-        # Under ONNX Runtime too: its graph has all nodes of the other one, and those that are computed again.
-        return "computes activations again, and the same without checkpointing fits"
+        # A twin that cannot fit by another one's outcome or by the estimate is never tried.
+        return any(
+            twin not in seen and self._known.get(twin) is None and self._larger(twin, seen) is None
+            for twin in _twins(cell)
+        )
 
     def _larger(self, cell: Cell, seen: Seen) -> str | None:
         exhausted = {other: outcome for other, outcome in seen.items() if outcome.status == "out of memory"}
@@ -89,7 +88,20 @@ class Dominance:
                 yield other
 
 
-def _twin(cell: Cell) -> Cell | None:
-    """The cell without checkpointing; None if it has none."""
-    is_on = dict(cell.values).get(CHECKPOINTING) == ON
-    return cell.having(**{CHECKPOINTING: OFF}) if is_on else None
+def _needless(cell: Cell, seen: Seen) -> str | None:
+    """Why a cell saves memory for nothing; None if it does not, or if that is not known."""
+    return next((why for twin, why in _twins(cell).items() if twin in seen and seen[twin].ok), None)
+
+
+def _twins(cell: Cell) -> dict[Cell, str]:
+    """The cells that do less work for the same and need more memory, each with why the cell is needless if it fits."""
+    axes, found = dict(cell.values), {}
+    if axes.get(CHECKPOINTING) == ON:
+        # Under ONNX Runtime too: its graph has all nodes of the other one, and those that are computed again.
+        why = "computes activations again, and the same without checkpointing fits"
+        found[cell.having(**{CHECKPOINTING: OFF})] = why
+    trainer = str(axes.get(TRAINER))
+    if trainer.endswith(OFFLOAD):
+        why = "computes the optimizer on the host, and the same on the GPU fits"
+        found[cell.having(**{TRAINER: trainer.removesuffix(OFFLOAD)})] = why
+    return found

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ortlaunch.base.tables import print_in_full_width
 from ortlaunch.base.text import counted, public_text
-from ortlaunch.tune.pruning import MICRO, NEEDS_MORE
+from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, NEEDS_MORE
+from ortlaunch.tune.words import ALLOCATOR, BACKEND, OPTIMIZER, PRECISION, THREADS, TRAINER, WORKERS
 
 _MOST_ROWS = 20
 _LONGEST = 110
@@ -21,9 +22,11 @@ _WIDTH = 120
 """Characters of a line of the table where the output is no terminal."""
 _LEAST_VERDICT = 20
 """Characters of a verdict's line, whatever the terminal's width is."""
-_TITLES = {"micro_batch": "micro-\nbatch", "checkpointing": "check-\npointing"}
+_TITLES = {MICRO: "micro-\nbatch", CHECKPOINTING: "check-\npointing", ALLOCATOR: "allo-\ncator"}
 """Columns of small values, whose titles take two lines."""
-_ON_THE_LEFT = ("backend", "trainer", "precision", "optimizer", _TITLES["checkpointing"])
+_WITH_THREADS = "workers\nthreads"
+"""The column of both, such as 2 x 1."""
+_ON_THE_LEFT = (*(BACKEND, TRAINER, PRECISION, OPTIMIZER), _TITLES[CHECKPOINTING], _TITLES[ALLOCATOR])
 
 
 def render(result: dict[str, Any], console: Console) -> None:
@@ -70,12 +73,18 @@ def _print_table(rows: list[dict[str, Any]], console: Console) -> None:
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The columns before the verdict, by their titles."""
     axes: list[str] = list(rows[0]["cell"]) if rows else []
+    values = {_TITLES.get(axis, axis): [str(row["cell"][axis]) for row in rows] for axis in axes}
+    if THREADS in values:
+        threads = values.pop(THREADS)
+        both = [f"{workers} x {count}" for workers, count in zip(values[WORKERS], threads, strict=True)]
+        values = {_WITH_THREADS if title == WORKERS else title: values[title] for title in values}
+        values[_WITH_THREADS] = both
     return {
-        **{_TITLES.get(axis, axis): [str(row["cell"][axis]) for row in rows] for axis in axes},
+        **values,
         "trials": [str(row["trials"]) for row in rows],
-        "samples/s": [f"{row['score']:,.1f}" if row["score"] else "" for row in rows],
+        "samples/s": [_speed(row["score"]) if row["score"] else "" for row in rows],
         "99 %\ninterval": [_interval(row["interval"]) for row in rows],
-        "steady": [f"{row['rate']:,.1f}" if row["score"] else "" for row in rows],
+        "steady": [_speed(row["rate"]) if row["score"] else "" for row in rows],
         "start\ns": [f"{row['start_seconds']:.1f}" if row["score"] else "" for row in rows],
         "GiB": [f"{row['peak_bytes'] / 2**30:.2f}" for row in rows],
     }
@@ -114,7 +123,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
             "and trains differently (--hold micro-batch keeps it)"
         )
     if result["score"]:
-        speed = f"{result['score']:,.1f} samples/s, measured once more{_of(result['interval'])}"
+        speed = f"{_speed(result['score'])} samples/s, measured once more{_of(result['interval'])}"
     else:
         speed = "its last measurement failed"
     if result["winner"] == result["asked"]:
@@ -135,7 +144,12 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 def _interval(interval: list[float] | None) -> str:
-    return "" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
+    return "" if interval is None else f"{_speed(interval[0])} to {_speed(interval[1])}"
+
+
+def _speed(samples: float) -> str:
+    """Samples a second, with as many digits as are of use."""
+    return f"{samples:,.1f}" if samples < 1000 else f"{samples:,.0f}"
 
 
 def _of(interval: list[float] | None) -> str:

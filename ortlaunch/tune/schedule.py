@@ -207,7 +207,7 @@ class Schedule:
     def _left(self, cell: Cell) -> str:
         """Why a cell was never tried although nothing speaks against it."""
         if self._plan.pruner.waits(cell, self._seen):
-            return "only of use if the same without checkpointing does not fit, which was not tried"
+            return "only of use if the same without checkpointing or offload does not fit, which was not tried"
         return NO_TIME if self._is_cut else NO_GAIN
 
     # Longer trials and rounds.

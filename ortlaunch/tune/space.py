@@ -14,15 +14,28 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.bounds import MOST_PROCESSES
 from ortlaunch.config.devices import resolve_device, usable_cores
 from ortlaunch.config.precisions import BACKENDS
-from ortlaunch.config.schema import GROUPS, AutoConfig, Config, Device, OptimizerConfig, Precision
+from ortlaunch.config.schema import GROUPS, Allocator, AutoConfig, Config, Device, OptimizerConfig, Precision
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.tune.cell import Cell, Value
-from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, ON
-from ortlaunch.tune.words import BACKEND, OPTIMIZER, PRECISION, TRAINER, WORKERS, Words, trainers_named
+from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, OFFLOAD, ON
+from ortlaunch.tune.words import (
+    ALLOCATOR,
+    BACKEND,
+    OPTIMIZER,
+    PRECISION,
+    THREADS,
+    TRAINER,
+    WORKERS,
+    Words,
+    trainers_named,
+)
 
-AXES = (BACKEND, TRAINER, WORKERS, MICRO, CHECKPOINTING)
+AXES = (BACKEND, TRAINER, WORKERS, THREADS, MICRO, CHECKPOINTING, ALLOCATOR)
 """The axes that are searched unless they are held."""
+_OF_WORKERS = (THREADS, MICRO)
+"""The axes whose values depend on the number of workers."""
 FREE = ("batch", PRECISION, OPTIMIZER)
 """What is the same learning unless it is freed."""
 _AUTO = AutoConfig().name
@@ -33,6 +46,7 @@ _BATCH_DOUBLINGS = 6
 _STEP_APART = 0.6
 """Micro-batches nearer to each other than this ratio are not both tried."""
 _CHECKPOINTING = {"true": ON, "false": OFF}
+_STAGES = ("0", "1", "2", "3")
 _NUMBERS = {"single": "autocast", "ddp": "autocast", "deepspeed": "weights", "fsdp": "gathered"}
 """What has the run's precision under a trainer, where it is not fp32."""
 
@@ -65,12 +79,13 @@ class Space:
         """The configuration as asked."""
         self._refusals: dict[Cell, str | None] = {}
         axes = self._axes()
-        pairs = [[(axis, value) for value in values] for axis, values in axes.items() if axis != MICRO]
+        pairs = [[(axis, value) for value in values] for axis, values in axes.items() if axis not in _OF_WORKERS]
         for values in itertools.product(*pairs):
-            found = dict(values)
-            micros = self._micro_batches(int(found[WORKERS]))
-            for micro in micros or [config.train.batch_size]:
-                cell = Cell(tuple((axis, micro if axis == MICRO else found[axis]) for axis in axes))
+            workers = int(dict(values)[WORKERS])
+            micros = self._micro_batches(workers)
+            for micro, threads in itertools.product(micros or [config.train.batch_size], self._threads(workers)):
+                found = {**dict(values), MICRO: micro, THREADS: threads}
+                cell = Cell(tuple((axis, found[axis]) for axis in axes))
                 if micros:
                     self._take(cell)
                 else:
@@ -106,6 +121,10 @@ class Space:
             precision=Precision[str(axes.get(PRECISION, config.train.precision.name))],
         )
         launcher = replace(config.launcher, workers_per_node=int(cell[WORKERS]))
+        if THREADS in axes:
+            launcher = replace(launcher, threads=self._asked_threads(int(cell[WORKERS]), int(axes[THREADS])))
+        if ALLOCATOR in axes:
+            launcher = replace(launcher, allocator=Allocator[str(axes[ALLOCATOR])])
         return prepared(
             replace(
                 config,
@@ -122,7 +141,7 @@ class Space:
         trainer = self._trainer(str(cell[TRAINER]))
         typed = {key for keys in self.words.given.values() for key in keys}
         found = [f"backend={cell[BACKEND]}", f"trainer={trainer.name}"]
-        for key in ("zero_stage", "bucket_cap_mb", "reshard_after_forward"):
+        for key in ("zero_stage", "offload_optimizer", "bucket_cap_mb", "reshard_after_forward"):
             value = getattr(trainer, key, None)
             default = getattr(TRAINERS[trainer.name].schema(), key, None)
             if value is not None and f"trainer.{key}" not in typed and (key == "zero_stage" or value != default):
@@ -133,7 +152,14 @@ class Space:
             f"train.grad_accumulation={self.accumulation(cell)}",
             f"train.activation_checkpointing={_text(cell[CHECKPOINTING] == ON)}",
         ]
-        axes = dict(cell.values)
+        axes, launcher = dict(cell.values), self.asked.launcher
+        if THREADS in axes:
+            threads = self._asked_threads(int(cell[WORKERS]), int(axes[THREADS]))
+            found.append(f"launcher.threads={'null' if threads is None else threads}")
+        elif THREADS in self.words.given:
+            found.append(f"launcher.threads={'null' if launcher.threads is None else launcher.threads}")
+        if ALLOCATOR in axes or ALLOCATOR in self.words.given:
+            found.append(f"launcher.allocator={axes.get(ALLOCATOR, launcher.allocator.name)}")
         if PRECISION in axes:
             found.append(f"train.precision={axes[PRECISION]}")
         if OPTIMIZER in axes:
@@ -173,8 +199,8 @@ class Space:
         )
 
     def _refusal(self, cell: Cell) -> str | None:
-        """Why a rule refuses a cell. No rule looks at the micro-batch, so that one answer holds for all."""
-        alike = cell.having(**{MICRO: 1})
+        """Why a rule refuses a cell. No rule looks at micro-batch or threads, so that one answer holds for all."""
+        alike = cell.having(**{MICRO: 1, THREADS: 1})
         if alike not in self._refusals:
             try:
                 self.configured(cell)
@@ -189,9 +215,14 @@ class Space:
             BACKEND: config.backend.name,
             TRAINER: _label(config),
             WORKERS: self.workers,
+            THREADS: threads_per_worker(config, self.workers, usable_cores()),
             MICRO: config.train.batch_size,
             CHECKPOINTING: ON if config.train.activation_checkpointing else OFF,
+            ALLOCATOR: config.launcher.allocator.name,
         }
+        for axis in (THREADS, ALLOCATOR):
+            if not self._is_searched(axis):
+                del values[axis]
         if PRECISION in self.free:
             values[PRECISION] = config.train.precision.name
         if OPTIMIZER in self.free:
@@ -211,9 +242,14 @@ class Space:
             BACKEND: [*BACKENDS],
             TRAINER: [label for name in TRAINERS for label in self._labels(name)],
             WORKERS: [*self._worker_counts()],
+            THREADS: [],
             MICRO: [],
             CHECKPOINTING: [OFF, ON],
+            ALLOCATOR: [one.name for one in Allocator],
         }
+        for axis in (THREADS, ALLOCATOR):
+            if not self._is_searched(axis):
+                del everything[axis]
         if PRECISION in self.free:
             on_cuda = resolve_device(config.device) is Device.cuda
             everything[PRECISION] = ["fp32", "bf16", *(["fp16"] if on_cuda else [])]
@@ -240,10 +276,17 @@ class Space:
             axes[TRAINER] = [label for label in axes[TRAINER] if label in allowed]
         if stages := given.get("zero_stage"):
             allowed = [f"zero{stage}" for stage in stages]
-            if wrong := [stage for stage in stages if f"zero{stage}" not in self._labels("deepspeed")]:
+            if wrong := [stage for stage in stages if stage not in _STAGES]:
                 raise RequestError(f"trainer.zero_stage={wrong[0]}: must be one of 0, 1, 2 and 3")
-            axes[TRAINER] = [one for one in axes[TRAINER] if one in allowed or not str(one).startswith("zero")]
-        for axis, key in ((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")):
+            axes[TRAINER] = [
+                one
+                for one in axes[TRAINER]
+                if str(one).removesuffix(OFFLOAD) in allowed or not str(one).startswith("zero")
+            ]
+        for axis, key in (
+            *((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")),
+            (ALLOCATOR, "launcher.allocator"),
+        ):
             if axis in axes and axis in given:
                 known = [*BACKENDS, "default"] if axis == BACKEND else axes[axis]
                 if wrong := [one for one in given[axis] if one not in known]:
@@ -259,11 +302,22 @@ class Space:
                 raise RequestError(f"{key}={wrong[0]}: must be true or false")
             axes[CHECKPOINTING] = list(dict.fromkeys(_CHECKPOINTING[one.lower()] for one in given[CHECKPOINTING]))
 
+    def _is_searched(self, axis: str) -> bool:
+        """Whether an axis that is only of workers on the CPU, unless it is given, has a place in the cells."""
+        on_cpu = resolve_device(self.asked.device) is Device.cpu
+        return axis not in self.hold and (on_cpu or axis in self.words.given)
+
     def _labels(self, trainer: str) -> list[Value]:
         """A trainer's values on its axis."""
         variants = TRAINERS[trainer].variants
         if variants is not None:
-            return [f"zero{value}" for value in variants.values]
+            is_offloaded = getattr(self.asked.trainer, "offload_optimizer", False)
+            plain = [f"zero{value}" for value in variants.values]
+            offloaded = [f"{label}{OFFLOAD}" for label in plain[1:]]
+            if "trainer.offload_optimizer" in self.words.given.get(f"{TRAINER}.key", []):
+                return offloaded if is_offloaded else plain
+            # On the CPU the optimizer's state is in the host's memory already.
+            return plain + (offloaded if resolve_device(self.asked.device) is Device.cuda else [])
         others = {"ddp": [_BUCKETS], "fsdp": [_KEEP]}.get(trainer, [])
         # With a key of the trainer on the command line, its values are those that are wanted.
         return [trainer, *([] if f"{TRAINER}.key" in self.words.given else others)]
@@ -274,6 +328,18 @@ class Space:
         cores = usable_cores()
         powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
         return sorted({*powers, cores, self.workers})
+
+    def _threads(self, workers: int) -> list[int]:
+        """Threads of each of so many workers: all cores, half of them (many cores are two threads of one), and one."""
+        share = max(1, usable_cores() // workers)
+        given = self.words.given.get(THREADS)
+        counts = [share, -(-share // 2), 1] if given is None else _numbers("launcher.threads", given, share)
+        return list(dict.fromkeys(counts)) if self._is_searched(THREADS) else [share]
+
+    def _asked_threads(self, workers: int, threads: int) -> int | None:
+        """The key of a number of threads. None is the share of the cores where it was asked for so."""
+        is_share = threads == max(1, usable_cores() // workers)
+        return None if is_share and self.asked.launcher.threads is None else threads
 
     def _micro_batches(self, workers: int) -> list[int]:
         """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too close."""
@@ -300,7 +366,8 @@ class Space:
         trainer: Any = self.asked.trainer
         trainer = trainer if trainer.name == name else TRAINERS[name].schema()
         if label.startswith("zero"):
-            return replace(trainer, zero_stage=int(label.removeprefix("zero")))
+            stage, offloaded = label.removeprefix("zero").removesuffix(OFFLOAD), label.endswith(OFFLOAD)
+            return replace(trainer, zero_stage=int(stage), offload_optimizer=offloaded)
         if label == _BUCKETS:
             return replace(trainer, bucket_cap_mb=_LARGER * trainer.bucket_cap_mb)
         if label == _KEEP:
@@ -317,7 +384,8 @@ class Space:
 
 def _label(config: Config) -> str:
     stage = getattr(config.trainer, "zero_stage", None)
-    return config.trainer.name if stage is None else f"zero{stage}"
+    offloaded = OFFLOAD if getattr(config.trainer, "offload_optimizer", False) else ""
+    return config.trainer.name if stage is None else f"zero{stage}{offloaded}"
 
 
 def _pointless(cell: Cell) -> str | None:

@@ -11,6 +11,7 @@ from ortlaunch.compose.overrides import parsed
 from ortlaunch.config.trainers import TRAINERS
 
 BACKEND, TRAINER, WORKERS = "backend", "trainer", "workers"
+THREADS, ALLOCATOR = "threads", "allocator"
 PRECISION, OPTIMIZER = "precision", "optimizer"
 
 KEYS = {
@@ -18,6 +19,8 @@ KEYS = {
     "trainer": TRAINER,
     "trainer.zero_stage": "zero_stage",
     "launcher.workers_per_node": WORKERS,
+    "launcher.threads": THREADS,
+    "launcher.allocator": ALLOCATOR,
     "train.activation_checkpointing": "checkpointing",
     "train.precision": PRECISION,
     "optimizer": OPTIMIZER,

@@ -32,7 +32,7 @@ from ortlaunch.tune.pruning import CHECKPOINTING, OFF, Dominance
 from ortlaunch.tune.schedule import NO_GAIN, NO_TIME, Schedule
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.trial import Trials, steps_for
-from ortlaunch.tune.words import taken_apart
+from ortlaunch.tune.words import ALLOCATOR, THREADS, taken_apart
 
 ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "2"))
 CLOSE_ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_CLOSE_ROUNDS", "6"))
@@ -55,7 +55,7 @@ _COMMON = (
 )
 GRIDS = {"mlp": ("model=mlp",), "gpt2_nano": ("model=gpt2_nano", "data.seq_len=128"), "resnet": ("model=resnet",)}
 """The words of each grid beside the common ones: three backends, two trainers, micro-batches of 8, 4, 2 and 1, and
-checkpointing. One worker: workers that share cores are another experiment."""
+checkpointing. One worker on all cores, with glibc's usual settings: the other axes are another experiment."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Grid:
         """The grid, with what is kept of it."""
         words = [*GRIDS[name], *_COMMON]
         taken = taken_apart([*words, f"run_root={tempfile.gettempdir()}/ortlaunch-tune-grids"], ())
-        space = Space(prepared(to_config(compose(taken.composed))), taken)
+        space = Space(prepared(to_config(compose(taken.composed))), taken, hold=(THREADS, ALLOCATOR))
         assert len(space.cells) <= MOST_CELLS, len(space.cells)
         path = _path(name)
         kept = json.loads(path.read_text())["cells"] if path.exists() else {}

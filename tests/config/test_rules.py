@@ -94,6 +94,7 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
             ["train.precision=fp16", "trainer.zero_stage=0", "trainer.zero_stage=1", "trainer=ddp"],
         ),
         (["train.tf32=true"], ["train.tf32=true", "device=cuda"]),
+        (["launcher.allocator=keep", "device=cuda"], ["launcher.allocator=keep", "device=cpu"]),
         (["data.eval_fraction=1"], ["data.eval_fraction=1", "less than 1"]),
         (["optimizer=adafactor", "trainer=deepspeed"], ["optimizer=adafactor", "trainer.zero_stage=1", "trainer=ddp"]),
         (["trainer=fsdp"], ["backend=ort", "trainer=fsdp", "trainer.zero_stage=3", "backend=eager"]),

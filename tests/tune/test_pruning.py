@@ -79,6 +79,29 @@ def test_checkpointing_waits_for_the_same_without_it_and_is_needless_where_that_
     assert not dominance.waits(on, {cell(4): NO_MEMORY})
 
 
+def test_checkpointing_does_not_wait_for_what_cannot_fit() -> None:
+    dominance = Dominance()
+    seen = {cell(4): NO_MEMORY}
+    # The larger one without checkpointing is never tried.
+    assert dominance.reason(cell(8), seen) is not None
+    assert not dominance.waits(cell(8, "on"), seen)
+    assert dominance.waits(cell(2, "on"), seen)
+
+
+def test_offload_waits_for_the_same_without_it_and_is_needless_where_that_fits() -> None:
+    dominance = Dominance()
+    plain = cell(4).having(trainer="zero2")
+    offloaded = cell(4).having(trainer="zero2-offload")
+    both = cell(4, "on").having(trainer="zero2-offload")
+    assert dominance.waits(offloaded, {})
+    assert "the same on the GPU fits" in str(dominance.reason(offloaded, {plain: ok()}))
+    seen = {plain: NO_MEMORY}
+    assert dominance.reason(offloaded, seen) is None
+    assert not dominance.waits(offloaded, seen)
+    assert dominance.waits(both, seen)
+    assert "the same without checkpointing fits" in str(dominance.reason(both, seen | {offloaded: ok()}))
+
+
 def test_what_needs_more_than_a_cell_without_memory_is_not_tried() -> None:
     dominance = Dominance()
     seen = {cell(4): NO_MEMORY}

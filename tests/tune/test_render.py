@@ -30,9 +30,9 @@ WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher
 SECONDS = 20.0
 
 
-def space_of(*words: str) -> Space:
+def space_of(*words: str, hold: tuple[str, ...] = ("threads", "allocator")) -> Space:
     taken = taken_apart([*WORDS, *words], ())
-    return Space(prepared(to_config(compose(taken.composed))), taken)
+    return Space(prepared(to_config(compose(taken.composed))), taken, hold=hold)
 
 
 def read(minutes: float, others: float = 0.0, asked: int = 4, disk: int = 0) -> str:
@@ -110,7 +110,7 @@ def test_speeds_in_the_table_are_those_of_the_intervals() -> None:
 def test_a_long_error_keeps_the_table_within_the_terminal(columns: int | None) -> None:
     """Without a terminal within 120 columns. An error is no markup, and the report has all of it."""
     error = "RuntimeError: [/bold] " + " ".join(f"word{number}" for number in range(100))
-    space = space_of("train.batch_size=4", "train.activation_checkpointing=false")
+    space = space_of("train.batch_size=4", "train.activation_checkpointing=false", hold=())
 
     def trial(cell: Cell, effort: Effort) -> Outcome:
         if cell["micro_batch"] == 2:

@@ -10,9 +10,11 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config import devices
 from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.tune import command
+from ortlaunch.tune import space as module
 from ortlaunch.tune.cell import Effort
 from ortlaunch.tune.job import command_of, write_job
 from ortlaunch.tune.space import Space
@@ -107,10 +109,70 @@ def test_an_option_that_is_given_twice_counts_twice() -> None:
 
 
 def test_held_axes_keep_what_was_asked_for() -> None:
-    found = space("backend=eager", hold=("trainer", "micro_batch", "checkpointing"))
+    found = space("backend=eager", hold=("trainer", "micro_batch", "checkpointing", "threads", "allocator"))
     assert found.cells == [found.cell, found.cell.having(workers=2)]
     assert values(found, "micro_batch") == {6}
     assert values(found, "checkpointing") == {"off"}
+
+
+def test_threads_share_the_cores_or_leave_some_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda: 12)
+    words = ("backend=eager", "trainer=ddp,single", "launcher.workers_per_node=1,2,4", "train.batch_size=24")
+    found = space(*words, hold=("checkpointing", "allocator"))
+    threads = {workers: {one["threads"] for one in found.cells if one["workers"] == workers} for workers in (1, 2, 4)}
+    assert threads == {1: {12, 6, 1}, 2: {6, 3, 1}, 4: {3, 2, 1}}
+    # What is asked for shares the cores, whatever machine the job is taken to.
+    assert (found.cell["threads"], found.configured(found.cell).launcher.threads) == (12, None)
+    assert "launcher.threads=null" in found.overrides(found.cell)
+    assert "launcher.threads=6" in found.overrides(found.cell.having(threads=6))
+
+
+@pytest.mark.parametrize(
+    ("words", "hold", "threads", "allocators"),
+    [
+        (("launcher.threads=1",), (), {1}, {"system", "keep"}),
+        (("launcher.threads=3,null",), (), {3, 4}, {"system", "keep"}),
+        (("launcher.allocator=keep",), ("threads",), None, {"keep"}),
+        (("launcher.allocator=keep", "launcher.threads=2"), ("threads", "allocator"), None, None),
+        (("device=cuda",), (), None, None),
+        (("device=cuda", "launcher.threads=2,4"), (), {2, 4}, None),
+    ],
+    ids=str,
+)
+def test_threads_and_allocator_have_a_place_where_they_are_searched(
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    hold: tuple[str, ...],
+    threads: set[int] | None,
+    allocators: set[str] | None,
+) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    monkeypatch.setattr(devices, "_present_gpus", lambda: 1)
+    everything = ("backend=eager", "trainer=single", "launcher.workers_per_node=1", *words)
+    found = space(*everything, hold=(*hold, "micro_batch", "checkpointing"))
+    for axis, expected in (("threads", threads), ("allocator", allocators)):
+        assert {dict(cell.values).get(axis) for cell in found.cells} == (expected or {None})
+    for cell in found.cells:
+        composed = config_of(found, [*found.words.kept, *found.overrides(cell)])
+        assert to_dict(composed) == to_dict(found.configured(cell)), cell
+
+
+def test_on_gpus_the_optimizer_may_be_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_present_gpus", lambda: 2)
+    words = ("device=cuda", "backend=eager", "trainer=deepspeed", "launcher.workers_per_node=2")
+    plain, offloaded = {"zero0", "zero1", "zero2", "zero3"}, {"zero1-offload", "zero2-offload", "zero3-offload"}
+    found = space(*words, hold=("micro_batch", "checkpointing"))
+    assert values(found, "trainer") == plain | offloaded
+    for cell in found.cells:
+        composed = config_of(found, [*found.words.kept, *found.overrides(cell)])
+        assert to_dict(composed) == to_dict(found.configured(cell)), cell
+        assert composed.trainer.offload_optimizer == str(cell["trainer"]).endswith("-offload")
+    assert values(space(*words, "trainer.zero_stage=1,2"), "trainer") == {
+        *("zero1", "zero2", "zero1-offload", "zero2-offload")
+    }
+    asked = space(*words, "trainer.zero_stage=2,3", "trainer.offload_optimizer=true")
+    assert values(asked, "trainer") == {"zero2-offload", "zero3-offload"}
+    assert values(space(*words[1:]), "trainer") == plain
 
 
 def test_a_trainer_whose_bf16_is_another_learning_is_searched_only_if_it_is_named() -> None:
@@ -170,6 +232,9 @@ def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Pa
         (["backend=auto"], "backend=auto: tune measures the backends itself: name those to search"),
         (["backend=eager,auto"], "backend=auto: tune measures the backends itself"),
         (["launcher.workers_per_node=2,x"], "launcher.workers_per_node=x"),
+        (["launcher.threads=1,many"], "launcher.threads=many: must be a number, at least 1"),
+        (["launcher.allocator=keep,jemalloc"], "launcher.allocator=jemalloc: must be one of system, keep"),
+        (["launcher.threads=1,2", "--hold=threads"], "--hold=threads keeps one value, and 1, 2 are given"),
         (["train.activation_checkpointing=false,perhaps"], "must be true or false"),
         (
             ["launcher.workers_per_node=1,5000"],

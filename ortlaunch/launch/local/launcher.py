@@ -13,7 +13,7 @@ from ortlaunch.launch.launcher import Launcher
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES, LOCAL_START_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
-from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
+from ortlaunch.launch.torchrun import threads_per_worker, torchrun, worker_environment, workers_per_node
 from ortlaunch.run.key import RunKey
 
 
@@ -84,7 +84,7 @@ def node_part(plan: LaunchPlan, config: Config) -> NodePart:
     """
     keys = _keys(config)
     device = resolve_device(config.device)
-    threads = max(1, usable_cores() // plan.workers)
+    threads = threads_per_worker(config, plan.workers, usable_cores())
     options = [*machines.rendezvous(keys, plan.run_id), f"--max-restarts={keys.max_restarts}"]
     start = Start(
         torchrun(plan.run_dir, keys.nodes, plan.workers, options),

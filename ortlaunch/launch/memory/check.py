@@ -25,10 +25,9 @@ from ortlaunch.launch.memory.calibration import Calibration, learn
 from ortlaunch.launch.memory.limit import HERE, ON_GPU, limit_of
 from ortlaunch.launch.memory.plain import bound
 from ortlaunch.launch.memory.question import Question
-from ortlaunch.launch.memory.request import Request
+from ortlaunch.launch.memory.request import Request, variables_of
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.report_process import ReportProcess, report_of
-from ortlaunch.tracking import trackers
 
 OFF = "train.memory_check=off"
 _PLAINLY = 0.5
@@ -224,7 +223,7 @@ def _waited_for(question: Question) -> Estimate:
     report = report_of(
         "estimate",
         config,
-        trackers.worker_environment(config),
+        variables_of(config),
         status="estimating the memory ...",
         quiet=False,
         add_files=request.write,
@@ -287,8 +286,6 @@ def _started(question: Question | None) -> ReportProcess | None:
         return None
     config, write = question.config, _request(question).write
     try:
-        return ReportProcess(
-            "estimate", config, trackers.worker_environment(config), add_files=write, is_background=True
-        )
+        return ReportProcess("estimate", config, variables_of(config), add_files=write, is_background=True)
     except OSError:
         return None

@@ -21,6 +21,7 @@ import ortlaunch
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
+from ortlaunch.launch.allocator import allocator_variables
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
@@ -92,7 +93,8 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         "workers": [workers, nodes],
         "device": resolve_device(config.device).value,
         "packages": _versions(),
-        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "threads": config.launcher.threads,
+        "variables": _variables(config),
         "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),
         "own code": _own_code(config),
         "pretrained": _pretrained(config),
@@ -122,11 +124,15 @@ def family_key(config: Config) -> str:
         "trainer": [config.trainer.name, stage],
         "precision": config.train.precision.value,
         "packages": _versions(),
-        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "variables": _variables(config),
         "machine": [platform.node(), platform.machine(), platform.libc_ver()],
         "device": resolve_device(config.device).value,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _variables(config: Config) -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in _VARIABLES} | allocator_variables(config)
 
 
 def _versions() -> dict[str, str]:

@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.allocator import allocator_variables
+from ortlaunch.tracking import trackers
+
 REQUEST = "request.json"
 PROBED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
 """The backends whose memory only real steps show, by their names."""
@@ -53,3 +57,8 @@ class Request:
     def read(cls, folder: Path) -> Request:
         """Reads what `write` left."""
         return cls(**json.loads((folder / REQUEST).read_text()))
+
+
+def variables_of(config: Config) -> dict[str, str]:
+    """Returns the variables of the tracing process: what a worker may read, and the settings of its allocator."""
+    return trackers.worker_environment(config) | allocator_variables(config)

@@ -18,7 +18,7 @@ from ortlaunch.config.schema import Config
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace
-from ortlaunch.launch.torchrun import torchrun, worker_environment
+from ortlaunch.launch.torchrun import threads_per_worker, torchrun, worker_environment
 from ortlaunch.run.attempt import header
 from ortlaunch.run.run import Run
 
@@ -72,7 +72,7 @@ def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: No
 
 def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> dict[str, str]:
     """Returns the variables of the node's workers. Those that the user sets take precedence."""
-    threads = max(1, usable_cores() // launcher.workers_per_node(config))
+    threads = threads_per_worker(config, launcher.workers_per_node(config), usable_cores())
     interface = "lo" if config.launcher.nodes == 1 else None
     defaults = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
     return defaults | launcher.variables(config)

@@ -47,7 +47,7 @@ def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
         "train": {key: plain["train"][key] for key in _OF_TRAIN},
         "trainer": {key: value for key, value in plain["trainer"].items() if key not in _ELSEWHERE},
         "optimizer": config.optimizer.name,
-        "workers": [world_size, config.launcher.nodes, threads],
+        "workers": [world_size, config.launcher.nodes, threads, config.launcher.allocator.value],
         "machine": [device.value, device_name(torch.device(device.value)), len(os.sched_getaffinity(0))],
         "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],
     }

@@ -41,6 +41,12 @@ def test_a_run_that_needs_more_than_its_gpu_is_refused(tmp_path: Path, gpus_of: 
     assert "into memory" not in ortlaunch(tmp_path, *WORDS, "launcher.dry_run=true").stderr
 
 
+@pytest.mark.parametrize("word", ["launcher.allocator=keep", "launcher.threads=7"])
+def test_another_allocator_or_more_threads_are_another_question(word: str) -> None:
+    plain, other = (to_config(compose(["model=mlp", "device=cpu", *words])) for words in ([], [word]))
+    assert key_of(plain, 2, 1) != key_of(other, 2, 1)
+
+
 def test_the_same_run_on_the_cpu_is_another_question() -> None:
     on_gpu, on_cpu = (to_config(compose([*WORDS, f"device={device}"])) for device in ("cuda", "cpu"))
     assert key_of(on_gpu, 2, 1) != key_of(on_cpu, 2, 1)

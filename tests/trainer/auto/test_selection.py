@@ -222,6 +222,7 @@ def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, mon
         assert facts(*words) == same
     for words in (["train.batch_size=5"], ["trainer=single"], ["model.params.hidden_dim=7"], ["optimizer=sgd"]):
         assert facts(*words) != same
+    assert facts("launcher.allocator=keep") != same
     assert facts("backend=eager", world_size=3) != same
 
 
