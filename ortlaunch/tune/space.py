@@ -312,8 +312,8 @@ class Space:
         variants = TRAINERS[trainer].variants
         if variants is not None:
             is_offloaded = getattr(self.asked.trainer, "offload_optimizer", False)
-            plain = [f"zero{value}" for value in variants.values]
-            offloaded = [f"{label}{OFFLOAD}" for label in plain[1:]]
+            plain: list[Value] = [f"zero{value}" for value in variants.values]
+            offloaded: list[Value] = [f"{label}{OFFLOAD}" for label in plain[1:]]
             if "trainer.offload_optimizer" in self.words.given.get(f"{TRAINER}.key", []):
                 return offloaded if is_offloaded else plain
             # On the CPU the optimizer's state is in the host's memory already.
