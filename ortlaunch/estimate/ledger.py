@@ -51,13 +51,15 @@ class Use:
 class Ledger(TorchDispatchMode):
     """Counts storages from the operation that makes them until nothing refers to them any more."""
 
-    def __init__(self, *, on_gpu: bool = False) -> None:
+    def __init__(self, *, on_gpu: bool = False, operations_per_second: float = 1.0) -> None:
         """
         Args:
             on_gpu: whether the tensors stand for those on a GPU.
+            operations_per_second: floating-point operations of a worker in a step, by which `after` goes.
         """
         super().__init__()
         self._on_gpu = on_gpu
+        self._operations_per_second = operations_per_second
         self._resident = Resident([DeviceMemory()] if on_gpu else None)
         self._entries: dict[int, _Entry] = {}
         self._tensors = 0
@@ -109,15 +111,10 @@ class Ledger(TorchDispatchMode):
         with self._resident.repeated(times):
             yield 0
 
-    @property
-    def counts_operations(self) -> bool:
-        """Whether `after` calls anything."""
-        return True
-
     @contextlib.contextmanager
-    def after(self, operations: float, act: Callable[[], None]) -> Iterator[None]:
-        """Within it, something is done once, as soon as so many floating-point operations are made."""
-        self._operations_left, self._act = operations, act
+    def after(self, seconds: float, act: Callable[[], None]) -> Iterator[None]:
+        """Within it, something is done once, as soon as the operations of so many seconds are made."""
+        self._operations_left, self._act = seconds * self._operations_per_second, act
         try:
             yield
         finally:

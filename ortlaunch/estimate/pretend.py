@@ -27,6 +27,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ortlaunch.base.attributes import replaced
+from ortlaunch.config.devices import usable_cores
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
 
@@ -51,6 +54,17 @@ def join_nobody(world_size: int) -> Workers:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     return Workers(0, world_size, torch.device("cpu"), torch.get_num_threads())
+
+
+def threads_of(config: Config, workers: int) -> int:
+    """The CPU threads of a worker in a run; a process that traces or probes it has one.
+
+    Args:
+        config: the run's configuration.
+        workers: workers on a machine.
+    """
+    cores = getattr(config.launcher, "cpus_per_node", None) or usable_cores()
+    return threads_per_worker(config, workers, cores)
 
 
 @functools.cache

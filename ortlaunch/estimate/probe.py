@@ -13,7 +13,9 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -37,12 +39,14 @@ from ortlaunch.trainer.imports import import_stack
 from ortlaunch.trainer.prepare import open_loader
 
 REQUEST = "probe.json"
-"""The file with ``world_size``, ``most_bytes``, what the process may take beyond what it has at its start, and
-``most_seconds`` of processor time."""
+"""The file with ``world_size``, ``threads`` of a worker, ``most_bytes``, what the process may take beyond what it has
+at its start, and ``most_seconds`` of processor time."""
 _FURTHER_STEPS = 3
 """The most steps after the second one that a probe takes."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
+_LOOK_SECONDS = 0.002
+"""How often a probe looks how long a step has computed."""
 
 
 class Peak(NamedTuple):
@@ -50,12 +54,21 @@ class Peak(NamedTuple):
 
     least: int
     """Without the step beside which the copy of a checkpoint is by chance."""
+    likely: int
+    """The same with that step, within which the copy is gone when it is written."""
     most: int
-    """The largest that was measured."""
+    """With the copy to the step's end."""
 
 
 class ProcessMeter:
     """The resident memory of this process; its peak is the kernel's."""
+
+    def __init__(self, threads: int = 1) -> None:
+        """
+        Args:
+            threads: of a worker, where this process has one: it takes a step in so many times the seconds.
+        """
+        self._threads = threads
 
     @property
     def now(self) -> Use:
@@ -75,26 +88,42 @@ class ProcessMeter:
         """Nothing is repeated by itself. The first ones of the steps show most of what grows from step to step."""
         return contextlib.nullcontext(max(0, min(times, _FURTHER_STEPS)))
 
-    @property
-    def counts_operations(self) -> bool:
-        """Whether `after` calls anything."""
-        return False
+    @contextlib.contextmanager
+    def after(self, seconds: float, act: Callable[[], None]) -> Iterator[None]:
+        """Within it is a step, and something is done once, when this process has computed as long as a worker.
 
-    def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Nothing is counted."""
-        return contextlib.nullcontext()
+        Args:
+            seconds: of a worker.
+            act: what is done, in another thread. A step that takes less time ends without it.
+        """
+        until, over = time.process_time() + self._threads * seconds, threading.Event()
+
+        def wait() -> None:
+            while time.process_time() < until:
+                if over.wait(_LOOK_SECONDS):
+                    return
+            act()
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Nothing is made up: tensors have content."""
         return contextlib.nullcontext()
 
 
-def phases(config: Config, world_size: int) -> dict[str, Peak]:
+def phases(config: Config, world_size: int, threads: int) -> dict[str, Peak]:
     """Takes the phases of a run, and returns the peak of this process in each of them.
 
     Args:
         config: the run's configuration, with ``backend=ort`` or ``backend=compile``.
         world_size: its workers; this process is the first of them.
+        threads: those of a worker.
 
     Raises:
         RequestError: the request is refused as in a run.
@@ -105,7 +134,7 @@ def phases(config: Config, world_size: int) -> dict[str, Peak]:
 
     if isinstance(config.backend, OrtConfig):
         config = replace(config, backend=_unhindered(config.backend))
-    workers, meter = join_nobody(world_size), ProcessMeter()
+    workers, meter = join_nobody(world_size), ProcessMeter(threads)
     with open_loader(config, workers) as loader:
         loader.start_processes()
         batches = list(islice(loader, 1 + FRESH_BATCHES))
@@ -115,10 +144,11 @@ def phases(config: Config, world_size: int) -> dict[str, Peak]:
         with replacements(), exchange.held(), exporting_anew():
             found = Rehearsal(config, workers, batches, meter, is_fake=False).trace()
         del held_out
-    peaks = {name: Peak(use.least, use.most) for name, use in {OPENING: opening, **found.phases}.items()}
+    peaks = {name: Peak(use.least, use.process, use.most) for name, use in {OPENING: opening, **found.phases}.items()}
     if "end" in peaks and "checkpoint" in peaks:
         # The allocator may keep the copy's memory to the end.
-        peaks["end"] = Peak(min(peaks["end"].least, peaks["checkpoint"].least), peaks["end"].most)
+        end, copied = peaks["end"], peaks["checkpoint"]
+        peaks["end"] = Peak(min(end.least, copied.least), end.likely, end.most + copied.most - copied.likely)
     return peaks
 
 
@@ -145,7 +175,7 @@ def main() -> None:
         import_stack(trainer_of(config.trainer), config.backend.name)
         most = int(psutil.Process().memory_info().vms) + int(request["most_bytes"])
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        found = phases(config, int(request["world_size"]))
+        found = phases(config, int(request["world_size"]), int(request["threads"]))
     except RequestError as error:
         (folder / REFUSED).write_text(str(error))
     except Exception as error:

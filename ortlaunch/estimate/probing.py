@@ -25,6 +25,7 @@ from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
+from ortlaunch.estimate.pretend import threads_of
 from ortlaunch.estimate.probe import REQUEST, Peak
 from ortlaunch.launch.memory.band import MIB, Band
 from ortlaunch.launch.memory.cache import count, read_own, write_own
@@ -82,10 +83,12 @@ class Line:
         return {phase: self._band(phase, size, beside) for phase in self._points[self.sizes[0]]}
 
     def _band(self, phase: str, size: int, beside: int) -> Band:
-        least, spread_of_least = self._at(size, {one: peaks[phase].least for one, peaks in self._points.items()})
-        middle, spread = self._at(size, {one: peaks[phase].most for one, peaks in self._points.items()})
-        low = min(least - spread_of_least, middle - spread)
-        return Band(beside + max(0, low), beside + middle, beside + middle + spread)
+        peaks = {one: phases[phase] for one, phases in self._points.items()}
+        least, below = self._at(size, {one: peak.least for one, peak in peaks.items()})
+        middle, spread = self._at(size, {one: peak.likely for one, peak in peaks.items()})
+        most, above = self._at(size, {one: peak.most for one, peak in peaks.items()})
+        low, high = min(least - below, middle - spread), max(most + above, middle + spread)
+        return Band(beside + max(0, low), beside + middle, beside + high)
 
     @staticmethod
     def _at(size: int, known: Mapping[int, int]) -> tuple[int, int]:
@@ -117,14 +120,14 @@ def line_of(config: Config, workers: int, nodes: int, *, may_probe: bool) -> Lin
     line = Line(known) if len(known) > 1 else None
     if not may_probe or (line is not None and line.is_near(config.train.batch_size)):
         return line
-    known |= _probed_twice(config, workers * nodes)
+    known |= _probed_twice(config, workers * nodes, threads_of(config, workers))
     kept = {str(size): known[size] for size in sorted(known)[-_MOST_POINTS:]}
     with suppress(OSError):
         write_own(file, kept)
     return Line(known)
 
 
-def _probed_twice(config: Config, world_size: int) -> Points:
+def _probed_twice(config: Config, world_size: int, threads: int) -> Points:
     """The probes of the run's micro-batch and of another; both are halved while the larger one does not fit.
 
     Raises:
@@ -134,7 +137,8 @@ def _probed_twice(config: Config, world_size: int) -> Points:
     for left in range(_HALVINGS, -1, -1):
         try:
             large = max(2, size)
-            return {large: _probed(config, large, world_size)} | _probed_beside(config, large, world_size)
+            found = {large: _probed(config, large, world_size, threads)}
+            return found | _probed_beside(config, large, world_size, threads)
         except NoMemoryError:
             if left == 0 or size < 2:
                 raise
@@ -142,7 +146,7 @@ def _probed_twice(config: Config, world_size: int) -> Points:
     raise AssertionError("the last round returns or raises")
 
 
-def _probed_beside(config: Config, large: int, world_size: int) -> Points:
+def _probed_beside(config: Config, large: int, world_size: int, threads: int) -> Points:
     """The probe of half of a micro-batch; of twice as much where one sample cannot train, as in batch normalization.
 
     Raises:
@@ -150,20 +154,20 @@ def _probed_beside(config: Config, large: int, world_size: int) -> Points:
     """
     half = large // 2
     try:
-        return {half: _probed(config, half, world_size)}
+        return {half: _probed(config, half, world_size, threads)}
     except NoMemoryError:
         raise
     except RequestError:
         if half > 1:
             raise
-    return {2 * large: _probed(config, 2 * large, world_size)}
+    return {2 * large: _probed(config, 2 * large, world_size, threads)}
 
 
 class NoMemoryError(RequestError):
     """A probe needs more memory than is free."""
 
 
-def _probed(config: Config, size: int, world_size: int) -> dict[str, Peak]:
+def _probed(config: Config, size: int, world_size: int, threads: int) -> dict[str, Peak]:
     """The peak of each phase with a micro-batch, measured in a process of its own.
 
     Raises:
@@ -174,7 +178,8 @@ def _probed(config: Config, size: int, world_size: int) -> dict[str, Peak]:
     config = replace(config, train=replace(config.train, batch_size=size))
     with PrivateFolder("probe") as folder:
         save_config(config, folder / "config.yaml")
-        request = {"world_size": world_size, "most_bytes": most, "most_seconds": _SECONDS}
+        limits = {"most_bytes": most, "most_seconds": _SECONDS}
+        request = {"world_size": world_size, "threads": threads, **limits}
         (folder / REQUEST).write_text(json.dumps(request))
         log = folder / "probe.log"
         with log.open("wb") as output:

@@ -111,7 +111,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
         RequestError: the model or the trainer refuses the request, as it would in a run.
         Exception: the model cannot be traced on fake tensors.
     """
-    ledger = Ledger(on_gpu=on_gpu)
+    ledger = Ledger(on_gpu=on_gpu, operations_per_second=_operations_per_second(config, workers.threads))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with contextlib.ExitStack() as stack:
@@ -145,13 +145,8 @@ class Meter(Protocol):
         """Within it is a step, which is repeated so many times after it; returns how many of them are left to take."""
         ...
 
-    @property
-    def counts_operations(self) -> bool:
-        """Whether `after` calls anything."""
-        ...
-
-    def after(self, operations: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Within it, something is done once, as soon as so many floating-point operations are made."""
+    def after(self, seconds: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Within it is a step, and something is done once, where the step is in a run after so many seconds."""
         ...
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
@@ -356,7 +351,7 @@ class Rehearsal:
 
         It comes last, because the allocator keeps more of such a step than of one within which the copy is gone.
         """
-        if self._config.train.copied_checkpoints() != 1 or not self._meter.counts_operations:
+        if self._config.train.copied_checkpoints() != 1:
             return
         self._meter.take_peak()
         for name, use in self._snapshots(engine, is_gone=False).items():
@@ -384,8 +379,8 @@ class Rehearsal:
 
         Args:
             engine: makes the checkpoint.
-            is_gone: whether the only copy of a run is gone as soon as it is written, supposed that the meter knows how
-                much of the step comes before. Otherwise it is there to the step's end.
+            is_gone: whether the only copy of a run is gone as soon as it is written. Otherwise it is there to the
+                step's end.
         """
         train, memory = self._config.train, HostMemory()
         copies = train.copied_checkpoints()
@@ -400,8 +395,8 @@ class Rehearsal:
             # How far the step comes while the copy is written is chance. At least is what is there without the step.
             held = [written]
             del written
-            while_written = self._operations_in(self._copied / self._writers / _WRITTEN_PER_SECOND)
-            with self._meter.after(while_written, held.clear) if is_gone else contextlib.nullcontext():
+            seconds = self._copied / self._writers / _WRITTEN_PER_SECOND
+            with self._meter.after(seconds, held.clear) if is_gone else contextlib.nullcontext():
                 self._step(engine)
             return replace(_larger(alone, self._meter.take_peak()), least=alone.least)
         self._step(engine)
@@ -423,12 +418,6 @@ class Rehearsal:
             buffers = {name: value for name, value in buffers.items() if name not in in_state}
         return write, to_host(buffers, shared=shared, memory=memory)
 
-    def _operations_in(self, seconds: float) -> float:
-        """Floating-point operations of a step in so many seconds, roughly."""
-        precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(self._config.train.precision)
-        slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
-        return seconds * _OPERATIONS_PER_SECOND * self._workers.threads / slower
-
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:
             return
@@ -443,6 +432,13 @@ class Rehearsal:
 
     def _ended(self, phase: str) -> None:
         self._phases[phase] = self._meter.take_peak()
+
+
+def _operations_per_second(config: Config, threads: int) -> float:
+    """Floating-point operations of a training step in a second, roughly."""
+    precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(config.train.precision)
+    slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
+    return _OPERATIONS_PER_SECOND * threads / slower
 
 
 class _Counted(HostMemory):

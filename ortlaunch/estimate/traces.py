@@ -13,18 +13,16 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
-from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.gpu_band import CONTEXT
 from ortlaunch.estimate.gpu_trace import gpu_trace
 from ortlaunch.estimate.ledger import Use
-from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.pretend import join_nobody, threads_of
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
 from ortlaunch.launch.memory.band import MIB, Band, loaders_of
 from ortlaunch.launch.memory.request import Request
-from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
 
@@ -62,8 +60,7 @@ class Traces:
         """
         self._config = config
         self._request = request
-        threads = 1 + further_threads(config, request.workers)
-        self._workers = replace(join_nobody(request.world_size), threads=threads)
+        self._workers = replace(join_nobody(request.world_size), threads=threads_of(config, request.workers))
         # It stays open, so that this process holds the data that a worker holds.
         self._loader = open_loader(config, self._workers)
         self._loader.start_processes()
@@ -157,7 +154,7 @@ class Traces:
     def beside(self) -> int:
         """Bytes that a worker holds for its connections and threads; this process and a probe have one thread alone."""
         connections = _CONNECTIONS if self._request.world_size > 1 else 0
-        return connections + further_threads(self._config, self._request.workers) * _THREAD
+        return connections + (threads_of(self._config, self._request.workers) - 1) * _THREAD
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
@@ -172,12 +169,6 @@ class Traces:
             return 0
         batches = self._loader.held_out(train.eval_samples)
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
-
-
-def further_threads(config: Config, workers: int) -> int:
-    """The threads of a worker but one; this process has one."""
-    cores = getattr(config.launcher, "cpus_per_node", None) or usable_cores()
-    return threads_per_worker(config, workers, cores) - 1
 
 
 def shortened(error: BaseException) -> str:

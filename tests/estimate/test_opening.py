@@ -16,6 +16,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.estimate import traces
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
+from ortlaunch.estimate.pretend import threads_of
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Parts, Trace
 from ortlaunch.launch.memory.request import Request
@@ -110,7 +111,7 @@ def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pyt
     assert size - 40 < added / MIB < size + 20
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])
+@pytest.mark.parametrize(("workers", "threads"), [(1, 64), (3, 21), (100, 1)])
 def test_a_worker_has_its_share_of_the_nodes_cores(workers: int, threads: int) -> None:
     words = ["model=mlp", "launcher=slurm", "launcher.cpus_per_node=64", "trainer=ddp", "device=cpu"]
-    assert traces.further_threads(to_config(compose(words)), workers) == threads
+    assert threads_of(to_config(compose(words)), workers) == threads

@@ -39,7 +39,7 @@ def test_a_micro_batch_far_from_the_probes_is_called_likely(
     study._traces = SimpleNamespace(beside=0)
     study._possible = [study._config]
     study._request = SimpleNamespace(limit=limit * MIB, world_size=1)
-    study._lines = {"ort": Line({size: {"step": Peak(*2 * [(100 + 10 * size) * MIB])} for size in (128, 256)})}
+    study._lines = {"ort": Line({size: {"step": Peak(*3 * [(100 + 10 * size) * MIB])} for size in (128, 256)})}
     study._found_asked = SimpleNamespace(trace=None)
     assert study._likely(largest) == likely
     change = study._nearest_change(lambda: 0)
