@@ -168,7 +168,7 @@ bench-tune: $(INSTALLED)
 bench-tune-grids: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune measure
 
-## bench-malloc: step time with glibc's threshold for mappings pinned, over that with the one that it comes to by itself
+## bench-malloc: step time with glibc's threshold for mappings pinned, and with launcher.allocator=keep, over that with what it comes to by itself
 bench-malloc: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_malloc
 

@@ -1,9 +1,14 @@
-"""What pinning glibc's threshold for mappings costs in steps of training: ``make bench-malloc``.
+"""What settings of glibc's allocator cost or gain in steps of training: ``make bench-malloc``.
 
-A pinned threshold of 64 KiB gives every larger tensor a mapping of its own, which leaves no holes in the heap, so that
-`ortlaunch estimate` would be within 3 %. By itself the threshold rises to at most 32 MiB while tensors are freed. Both
-are set in one process in turns, each for some steps, so that a machine whose speed drifts slows both. Printed are the
-medians of the ratios of neighbouring turns, of the time and of the processor time, with the smallest and the largest.
+By itself the threshold from which on a block is a mapping of its own rises to at most 32 MiB while tensors are freed.
+
+- *pinned*: a threshold of 64 KiB gives every larger tensor a mapping, which leaves no holes in the heap, so that
+  `ortlaunch estimate` would be within 3 %.
+- *keep*: no block is a mapping, and the heap keeps what is freed, as with ``launcher.allocator=keep``.
+
+Each is set in one process in turns with the usual one, each for some steps, so that a machine whose speed drifts slows
+both. Printed are the medians of the ratios of neighbouring turns, of the time and of the processor time, with the
+smallest and the largest.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import ctypes
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -21,41 +26,51 @@ from ortlaunch.config.load import to_config
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-PINNED, RISEN = 64 * 2**10, 32 * 2**20
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+"""Parameters of ``mallopt``."""
+_MANY = 65536
+USUAL = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20, _MMAP_MAX: _MANY}
+"""What glibc comes to by itself with large tensors."""
+SETTINGS = {
+    "pinned": {_MMAP_THRESHOLD: 64 * 2**10, _TRIM_THRESHOLD: 128 * 2**10, _MMAP_MAX: _MANY},
+    "keep": {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1},
+}
 CASES = {
     "mlp batch 4": ("mlp", 4, 400),
     "mlp batch 1024": ("mlp", 1024, 40),
     "gpt2_nano batch 4": ("gpt2_nano", 4, 4),
     "gpt2_nano batch 16": ("gpt2_nano", 16, 2),
+    "gpt2 batch 2": ("gpt2", 2, 1),
+    "bert batch 2": ("bert", 2, 1),
 }
 """Model, micro-batch, and steps of a turn."""
-_TURNS = int(os.environ.get("ORTLAUNCH_MALLOC_TURNS", "12"))
+_TURNS = int(os.environ.get("ORTLAUNCH_MALLOC_TURNS", "10"))
 
 
 def main() -> None:
-    """Measures each case and prints a line."""
+    """Measures each setting in each case and prints a line."""
     torch.set_num_threads(1)
-    libc = ctypes.CDLL(None)
-
-    def use(threshold: int) -> None:
-        libc.mallopt(_MMAP_THRESHOLD, threshold)
-        libc.mallopt(_TRIM_THRESHOLD, max(2 * threshold, 128 * 2**10))
-
     for name, (model, size, steps) in CASES.items():
         step = _step(model, size)
-        found = []
-        for turn in range(_TURNS + 1):
-            order = (PINNED, RISEN) if turn % 2 else (RISEN, PINNED)
-            figures = {}
-            for threshold in order:
-                use(threshold)
-                step()  # Blocks of the turn before are freed.
-                figures[threshold] = _seconds(step, steps)
-            if turn:
-                found.append([pinned / risen for pinned, risen in zip(figures[PINNED], figures[RISEN], strict=True)])
-        wall, cpu = zip(*found, strict=True)
-        print(f"{name:<20} time {_spread(wall)}, processor time {_spread(cpu)}", flush=True)
+        for setting, values in SETTINGS.items():
+            wall, cpu = zip(*_ratios(step, steps, values), strict=True)
+            print(f"{name:<20} {setting:<7} time {_spread(wall)}, processor time {_spread(cpu)}", flush=True)
+
+
+def _ratios(step: Callable[[], None], steps: int, values: Mapping[int, int]) -> list[tuple[float, float]]:
+    """The time and the processor time of each turn with a setting, over those with the usual one beside it."""
+    libc = ctypes.CDLL(None)
+    found = []
+    for turn in range(_TURNS + 1):
+        figures = {}
+        for is_usual in (False, True) if turn % 2 else (True, False):
+            for parameter, value in (USUAL if is_usual else values).items():
+                libc.mallopt(parameter, value)
+            step()  # Blocks of the turn before are freed.
+            figures[is_usual] = _seconds(step, steps)
+        if turn:
+            found.append((figures[False][0] / figures[True][0], figures[False][1] / figures[True][1]))
+    return found
 
 
 def _spread(ratios: tuple[float, ...]) -> str:
