@@ -82,8 +82,12 @@ def work(run_dir: Path) -> None:
     check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
     selection = None
+    from ortlaunch.trainer.garbage import left_out
+
     if isinstance(config.backend, AutoConfig):
-        from ortlaunch.trainer.auto.selection import Selection, with_backend
+        # It imports torch.
+        with left_out():
+            from ortlaunch.trainer.auto.selection import Selection, with_backend
 
         selection = Selection(config, run_dir, environment)
         config = with_backend(config, selection.backend)

@@ -23,8 +23,12 @@ from ortlaunch.base.files import replace_text
 from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.auto.selection import in_one_line
-from ortlaunch.trainer.auto.trials import STARTED, result_file
+from ortlaunch.trainer.garbage import left_out
+
+with left_out():
+    # They import torch.
+    from ortlaunch.trainer.auto.selection import in_one_line
+    from ortlaunch.trainer.auto.trials import STARTED, result_file
 
 if TYPE_CHECKING:
     from ortlaunch.trainer.build import Parts
