@@ -5,6 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device, LocalConfig
+from ortlaunch.estimate.changes import NO_CHANGE, further_changes, in_words, none_is_enough
 from ortlaunch.estimate.render import render
 from ortlaunch.launch.memory.limit import limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
@@ -77,7 +79,10 @@ def main(arguments: list[str]) -> int:
         # Hydra has printed what an option such as --cfg asked for.
         return exit_codes.DONE
     is_json = options.get("--format") == "json"
-    report = estimate(prepared(to_config(composed[0]), starts=False), memory, quick=quick, quiet=is_json)
+    config = prepared(to_config(composed[0]), starts=False)
+    report = estimate(config, memory, quick=quick, quiet=is_json)
+    if report["change"] == NO_CHANGE:
+        report["change"] = _further_change(config, memory, quiet=is_json)
     if is_json:
         print(json.dumps(report, indent=2))
     else:
@@ -114,6 +119,28 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
             plan.workers, plan.nodes, limit, source, quick, key, on_gpu=on_gpu, may_probe_backend=probes
         ).write,
     )
+
+
+def _further_change(config: Config, memory: int | None, *, quiet: bool) -> str:
+    """A change of workers or trainer that makes a run fit, in words; what was tried if none does.
+
+    Another trainer is another process: it imports other packages.
+    """
+    on_gpu = resolve_device(config.device) is Device.cuda
+    config = _with_gpus(config) if on_gpu else config
+    kinds = further_changes(config, make_plan(config).workers, on_gpu=on_gpu)
+
+    def fits(changed: Config) -> bool:
+        with contextlib.suppress(RequestError):
+            return bool(estimate(prepared(changed, starts=False), memory, quick=True, quiet=quiet)["verdict"] == "fits")
+        return False
+
+    for changes in kinds.values():
+        *smaller, last = changes
+        # What saves the most says whether to look at the others.
+        if fits(last):
+            return in_words(next(filter(fits, smaller), last), config)
+    return none_is_enough(kinds)
 
 
 def _with_gpus(config: Config) -> Config:

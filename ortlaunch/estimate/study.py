@@ -12,6 +12,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.estimate.band import bands_of, worst
+from ortlaunch.estimate.changes import NO_CHANGE
 from ortlaunch.estimate.micro_batch import Search, Sized
 from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace
@@ -32,7 +33,6 @@ _NEIGHBOURS = ("checkpointing_saves_bytes", "largest_batch_size", "likely_batch_
 _ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 _NOTE_OF_ALLOCATOR = "LD_PRELOAD has {}: the figures are those with glibc's allocator, and a run may take more"
 _CHECKPOINTING = "train.activation_checkpointing=true"
-_NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 _LIKELY_CHANGE = "{} is likely enough: an estimate with it probes it"
 
 
@@ -307,7 +307,7 @@ class Study:
                     return words
         likely = self._likely(0)
         if likely is None:
-            return _NO_CHANGE
+            return NO_CHANGE
         words, _ = next(_smaller(self._config, likely))
         return _LIKELY_CHANGE.format(words)
 
