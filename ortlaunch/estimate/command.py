@@ -130,16 +130,17 @@ def _further_change(config: Config, memory: int | None, *, quiet: bool) -> str:
     config = _with_gpus(config) if on_gpu else config
     kinds = further_changes(config, make_plan(config).workers, on_gpu=on_gpu)
 
-    def fits(changed: Config) -> bool:
+    def fits(changed: Config) -> bool | None:
+        """None where the change is refused: not every model supports checkpointing, or a batch of one sample."""
         with contextlib.suppress(RequestError):
             return bool(estimate(prepared(changed, starts=False), memory, quick=True, quiet=quiet)["verdict"] == "fits")
-        return False
+        return None
 
-    for changes in kinds.values():
-        *smaller, last = changes
+    for *smaller, last in kinds.values():
         # What saves the most says whether to look at the others.
-        if fits(last):
-            return in_words(next(filter(fits, smaller), last), config)
+        is_enough = fits(last)
+        if is_enough is not False and (found := next(filter(fits, smaller), last if is_enough else None)):
+            return in_words(found, config)
     return none_is_enough(kinds)
 
 

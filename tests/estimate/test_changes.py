@@ -127,6 +127,18 @@ def test_the_smallest_change_that_fits_is_named(
     assert len(looked_at) == asked
 
 
+def test_a_model_without_checkpointing_may_fit_with_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) -> dict[str, Any]:
+        if config.train.activation_checkpointing:
+            raise RequestError("train.activation_checkpointing=true: the model has no support for it")
+        return {"verdict": "fits" if config.trainer.name == "single" else "tight"}
+
+    monkeypatch.setattr(command, "estimate", estimate)
+    config = config_of("trainer=ddp", "device=cpu", "launcher.workers_per_node=2")
+    named = command._further_change(config, 2**30, quiet=True)
+    assert named == "trainer=single launcher.workers_per_node=1 train.grad_accumulation=2"
+
+
 @pytest.mark.nightly
 def test_a_run_that_fits_with_one_worker_is_told_so(tmp_path: Path) -> None:
     words = ("model=mlp", "model.params.hidden_dim=1000000", "device=cpu", "backend=eager", "train.batch_size=1")
