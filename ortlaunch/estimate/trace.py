@@ -71,6 +71,8 @@ class Trace:
     parts: Parts
     phases: dict[str, Use]
     """The peak of each phase, in the order of a run."""
+    left: int = 0
+    """Bytes of tensors that are still there after it: DeepSpeed's modules refer to its last engine."""
 
     def phases_of(self, *, is_first: bool) -> list[str]:
         """The phases of the first worker or of another one.
@@ -124,9 +126,11 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
             stack.enter_context(ledger)
             stack.enter_context(ledger.seeing_resizes())
             batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
-            return Rehearsal(config, workers, [batch], ledger, is_fake=is_fake, on_gpu=on_gpu).trace()
+            found = Rehearsal(config, workers, [batch], ledger, is_fake=is_fake, on_gpu=on_gpu).trace()
+            del batch
     finally:
         gc.collect()
+    return replace(found, left=ledger.now.tensors)
 
 
 class Meter(Protocol):
@@ -327,7 +331,10 @@ class Rehearsal:
 
     def _evaluate(self, engine: Engine) -> None:
         self._evaluations += 1
-        with engine.evaluating():
+        with contextlib.ExitStack() as stack:
+            with self._made_up():
+                # Workers compare their buffers. Those of the first one are alike.
+                stack.enter_context(engine.evaluating())
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
             self._backend.check_evaluated(self._batch)

@@ -110,7 +110,7 @@ class Traces:
                 f"{shortened(error)}"
             ) from error
         # What the step has imported and keeps beside its tensors, which the trace did not come to.
-        self.base = max(self.base, self._process_base())
+        self.base = max(self.base, self._process_base() - found.left)
         return found
 
     def near(self, config: Config) -> Trace:

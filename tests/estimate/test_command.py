@@ -109,6 +109,13 @@ def test_a_worker_holds_its_share(tmp_path: Path, words: list[str], weights: flo
     assert parts["optimizer_state_bytes"] == pytest.approx(state * size, rel=0.03)
 
 
+def test_deepspeed_is_traced_with_evaluations_of_a_model_with_buffers(tmp_path: Path) -> None:
+    """Workers compare their buffers before an evaluation, which tensors without content cannot."""
+    words = ("model=resnet", *WORDS[1:], "train.batch_size=4", "trainer=deepspeed", "trainer.zero_stage=1")
+    report = estimated(tmp_path, *words, "train.eval_every=1", "data.eval_fraction=0.1", "--quick")
+    assert (report["method"], report["note"]) == ("fake tensors", "")
+
+
 @pytest.mark.nightly
 def test_under_deepspeed_the_first_worker_alone_copies_the_model_for_a_checkpoint(tmp_path: Path) -> None:
     # The last checkpoint is written without a copy.

@@ -343,6 +343,31 @@ def test_more_steps_raise_what_the_process_keeps_and_not_its_tensors() -> None:
     assert few.process < many.process <= many.most
 
 
+def test_workers_compare_buffers_without_content_before_an_evaluation() -> None:
+    words = ("model=factory", f"model.target={__name__}:Queue", "trainer=fsdp", "backend=eager", "device=cpu")
+    config = to_config(compose([*words, "train.eval_every=1", "train.checkpoint_every=null"]))
+    join_nobody(2)
+    try:
+        found = trace(config, Workers(0, 2, torch.device("cpu"), 1), SHAPES)
+    finally:
+        dist.destroy_process_group()
+    assert "evaluation" in found.phases
+
+
+def test_tensors_that_stay_after_a_trace_are_told_of() -> None:
+    kept = []
+
+    class Keeping(torch.nn.Linear):
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            kept[:] = [torch.ones(QUARTER)]
+            return super().forward(pixel_values.flatten(1))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace_module, "build_seeded", lambda _config: Keeping(64, 10))
+        assert traced().left == MIB
+    assert traced().left == 0
+
+
 def test_what_torch_finds_out_on_tensors_of_the_whole_shape_is_not_counted() -> None:
     join_nobody(2)
     try:
