@@ -43,7 +43,7 @@ from ortlaunch.tune.report import grouped, report_of
 from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import AXES, FREE, Space
 from ortlaunch.tune.trial import Trials
-from ortlaunch.tune.words import BACKEND, taken_apart
+from ortlaunch.tune.words import BACKEND, Words, taken_apart
 from ortlaunch.verbs.multirun import end_sweep_as
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     if not composed:
         # Hydra has printed what an option such as --cfg asked for.
         return exit_codes.DONE
-    config = prepared(to_config(composed[0]))
+    config = _asked(composed[0], taken)
     _check(config)
     space = Space(config, taken, tuple(options.free), tuple(options.hold))
     if config.launcher.dry_run:
@@ -115,13 +115,17 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         RequestError: another process is at the same.
     """
     key = folders.key_of(space, options.memory, folders.machine())
-    found = None if options.again else folders.find(space.asked, key)
+    anew = options.again
+    found = None if anew else folders.find(space.asked, key)
     done = None if found is None else found.result()
     if done is not None and done["minutes"] >= options.minutes and not done.get("of_machine"):
-        if not quiet:
-            print(f"found on {done['date']}; --again measures anew\n", flush=True)
-        return done
-    make = folders.make if options.again else folders.found_or_made
+        if done["winner"] is not None:
+            if not quiet:
+                print(f"found on {done['date']}; --again measures anew\n", flush=True)
+            return done
+        # Nothing has trained, and the search was at its end. What was wrong may be right now.
+        anew, found = True, None
+    make = folders.make if anew else folders.found_or_made
     folder = found or make(space.asked, key, arguments, space.cell)
     how = " without --again" if options.again else ""
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
@@ -297,6 +301,23 @@ def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
         return names
 
     return read
+
+
+def _asked(composed: DictConfig, taken: Words) -> Config:
+    """The configuration as asked: the first combination of the values given that the rules allow.
+
+    Raises:
+        RequestError: they allow none; the message is about the first one.
+    """
+    try:
+        return prepared(to_config(composed))
+    except RequestError as error:
+        for words in taken.others():
+            found: list[DictConfig] = []
+            with suppress(RequestError):
+                run_with_hydra(words, found.append)
+                return prepared(to_config(found[0]))
+        raise error
 
 
 def _check(config: Config) -> None:

@@ -19,7 +19,16 @@ from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.tune.cell import Cell, Value
 from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, ON
-from ortlaunch.tune.words import BACKEND, OPTIMIZER, PRECISION, TRAINER, WORKERS, Words, trainers_named
+from ortlaunch.tune.words import (
+    BACKEND,
+    OF_EVERY_TRAINER,
+    OPTIMIZER,
+    PRECISION,
+    TRAINER,
+    WORKERS,
+    Words,
+    trainers_named,
+)
 
 AXES = (BACKEND, TRAINER, WORKERS, MICRO, CHECKPOINTING)
 """The axes that are searched unless they are held."""
@@ -173,8 +182,11 @@ class Space:
         )
 
     def _refusal(self, cell: Cell) -> str | None:
-        """Why a rule refuses a cell. No rule looks at the micro-batch, so that one answer holds for all."""
-        alike = cell.having(**{MICRO: 1})
+        """Why a rule refuses a cell.
+
+        Of micro-batches, rules look only at whether a step has several, so that one answer holds for many cells.
+        """
+        alike = cell.having(**{MICRO: min(2, self.accumulation(cell))})
         if alike not in self._refusals:
             try:
                 self.configured(cell)
@@ -206,6 +218,13 @@ class Space:
             if held in self.hold and len(values) > 1:
                 raise RequestError(
                     f"--hold={held} keeps one value, and {', '.join(values)} are given to search: leave one of both out"
+                )
+        for axis, option in ((BACKEND, config.backend.name), (TRAINER, config.trainer.name)):
+            keys, values = given.get(f"{axis}.key", []), given.get(axis, [])
+            if keys and len(values) > 1:
+                raise RequestError(
+                    f"{keys[0]} is a key of {axis}={option}, and {', '.join(values)} are given to search: leave one of "
+                    "both out"
                 )
         everything: dict[str, list[Value]] = {
             BACKEND: [*BACKENDS],
@@ -298,7 +317,8 @@ class Space:
     def _trainer(self, label: str) -> Any:
         name = "deepspeed" if label.startswith("zero") else label.partition("-")[0]
         trainer: Any = self.asked.trainer
-        trainer = trainer if trainer.name == name else TRAINERS[name].schema()
+        if trainer.name != name:
+            trainer = TRAINERS[name].schema(**{key: getattr(trainer, key) for key in OF_EVERY_TRAINER})
         if label.startswith("zero"):
             return replace(trainer, zero_stage=int(label.removeprefix("zero")))
         if label == _BUCKETS:

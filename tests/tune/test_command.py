@@ -85,7 +85,7 @@ def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
 def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
     failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = {"minutes": 10.0, "date": "today", "of_machine": failed}
+    done = {"minutes": 10.0, "date": "today", "of_machine": failed, "winner": {"backend": "eager"}}
     folder = SimpleNamespace(path=tmp_path, result=lambda: done, open=lambda: None)
     monkeypatch.setattr(command.folders, "machine", dict)
     monkeypatch.setattr(command.folders, "key_of", lambda *words: "key")
@@ -95,3 +95,24 @@ def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
     options = argparse.Namespace(memory=None, again=False, minutes=10.0)
     found = command.tuned(cast(Space, SimpleNamespace(asked=None)), options, [], quiet=True)
     assert found == ({"searched": True} if failed else done)
+
+
+def test_a_search_in_which_nothing_trained_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = taken_apart(
+        ("model=mlp", "device=cpu", "backend=eager", "trainer=single", f"run_root={tmp_path}", "tracking=none"), ()
+    )
+    space = Space(prepared(to_config(compose(taken.composed))), taken)
+    whole = {"trials": [], "not_tried": [], "trials_run": 1, "seconds": 1.0, "steps": 1, "busy": {"trials": 0}}
+    searched: list[Path] = []
+
+    def run(tuning: Any) -> dict[str, Any]:
+        searched.append(tuning._folder.path)
+        result = {**whole, "winner": None, "folder": "here", "minutes": 10.0, "date": "today"}
+        tuning._folder.write_result(result)
+        return result
+
+    monkeypatch.setattr(command._Tuning, "run", run)
+    options = argparse.Namespace(memory=None, again=False, minutes=10.0)
+    for _ in range(2):
+        assert command.tuned(space, options, [], quiet=True)["winner"] is None
+    assert len(set(searched)) == 2
