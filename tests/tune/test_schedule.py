@@ -289,6 +289,19 @@ def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(t
     assert [one.is_noted for one in found] == [False, False, False, True, False, False]
 
 
+def test_a_trial_that_did_not_end_is_made_again_when_it_may_take_twice_as_long(tmp_path: Path) -> None:
+    timeouts: list[float] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        timeouts.append(effort.timeout)
+        return Outcome("time-out", effort.timeout + 0.1)
+
+    for timeout in (60.0, 60.0, 90.0, 150.0, 150.0):
+        notes = Notes(tmp_path / "notes").remembered(trial)
+        notes(Cell.of(backend="compile"), Effort("short", 0, 2.0, None, timeout))
+    assert timeouts == [60.0, 150.0]
+
+
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO"])
 def test_notes_that_are_no_file_are_one_message(tmp_path: Path, kind: str) -> None:
     notes = tmp_path / "notes.jsonl"
