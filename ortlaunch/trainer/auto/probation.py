@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from ortlaunch.base.free_memory import available
+from ortlaunch.base.text import counted
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, as_now, conclude, plan_trials
 from ortlaunch.trainer.auto.lives import is_first_start
@@ -101,7 +102,8 @@ class Probation:
     def _look(self, done: int) -> None:
         """After a few steps: a run that is clearly too short is decided; others take more steps for a better figure."""
         if not self._seconds:
-            self._settle(f"a checkpoint after {done} steps leaves none to measure")
+            what = "a run of" if done == self._steps else "a checkpoint after"
+            self._settle(f"{what} {counted(done, 'step')} leaves none to measure")
             return
         short = self._selection.told("short", lambda: self._plan().reason)
         if short:
