@@ -95,6 +95,8 @@ def _outcome(stored: dict[str, Any] | None) -> Outcome | None:
         return None
     if not all(_is_like(value, _OUTCOME[name]) for name, value in known.items()):
         return None
+    if known["status"] == "ok" and not known.get("rate", 0.0) > 0:
+        return None
     return Outcome(**known | {"is_noted": True})
 
 
