@@ -29,6 +29,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.memory.limit import LEAST_BYTES, parsed
+from ortlaunch.run.events import Status
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell
@@ -167,20 +168,26 @@ class _Tuning:
             estimated=dominance.estimated,
             beside=lambda: estimates.spent,
         )
-        finding = Schedule(plan, self._say).run()
+        try:
+            finding = Schedule(plan, self._say).run()
+        except BaseException as error:
+            # What ends the search may keep its end from being recorded, too, such as a full disk.
+            with suppress(OSError):
+                self._end_sweep("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+            raise
         result = report_of(finding, space, work)
         result |= {"minutes": self._options.minutes, "limit_bytes": self._limit, "folder": str(folder.path)}
         result |= {"date": time.strftime("%Y-%m-%d %H:%M"), "check": self._fit if finding.winner is not None else None}
         result |= self._ways(finding.winner, result)
-        self._end_sweep()
+        self._end_sweep("FAILED" if finding.winner is None else "FINISHED")
         folder.write_result(result)
         return result
 
-    def _end_sweep(self) -> None:
+    def _end_sweep(self, status: Status) -> None:
         self._folder.close()
         # What it says of a tracker is no part of a result that a program reads.
         with redirect_stdout(sys.stderr):
-            end_sweep_as(self._folder.path, self._space.asked, set())
+            end_sweep_as(self._folder.path, self._space.asked, {status})
 
     def _memory(self) -> int:
         """Bytes that a trial may take, the same after an interruption."""

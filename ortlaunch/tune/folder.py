@@ -60,8 +60,12 @@ class TuneFolder:
 
     def open(self) -> None:
         """Says that this process adds runs: without it, the next trial that ends would end the sweep again."""
-        self.sweep.write(runs_of(self.path) or [], complete=False)
-        Run(self.path).note_launcher()
+        sweep, run = self.sweep, Run(self.path)
+        sweep.write(runs_of(self.path) or [], complete=False)
+        if run.state().ended is not None:
+            with run.journal() as journal:
+                journal.start(sweep.experiment, sweep.name, sweep.run_id)
+        run.note_launcher()
 
     def next_number(self) -> int:
         """The next number of a run in the sweep."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Precision
+from ortlaunch.run.events import Ended, Started
+from ortlaunch.run.journal import iterate
 from ortlaunch.tune import command
 from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.folder import TuneFolder
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Finding
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
 
@@ -76,7 +81,7 @@ def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
     taken = taken_apart(
         ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher.workers_per_node=1"), ()
     )
-    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep()
+    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep("FINISHED")
     read = capsys.readouterr()
     assert (read.out, read.err) == ("", "MLflow is not there\n")
 
@@ -97,11 +102,39 @@ def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
     assert found == ({"searched": True} if failed else done)
 
 
+def small_space(folder: Path) -> Space:
+    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", f"run_root={folder}", "tracking=none")
+    taken = taken_apart(words, ())
+    return Space(prepared(to_config(compose(taken.composed))), taken)
+
+
+def test_the_sweep_has_ended_as_the_search_has_and_begins_again_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Any] = [KeyboardInterrupt(), RequestError("a rule"), Finding(None)]
+
+    class Search:
+        def __init__(self, *words: Any) -> None:
+            pass
+
+        def run(self) -> Finding:
+            if isinstance(ends[0], Finding):
+                return ends[0]
+            raise ends.pop(0)
+
+    monkeypatch.setattr(command, "Schedule", Search)
+    options = argparse.Namespace(memory=2**30, again=False, minutes=10.0)
+    for expected in (pytest.raises(KeyboardInterrupt), pytest.raises(RequestError), contextlib.nullcontext()):
+        with expected:
+            command.tuned(small_space(tmp_path), options, [], quiet=True)
+    (journal,) = tmp_path.glob("default/multirun-*/journal.jsonl")
+    told = [event for event in iterate(journal) if isinstance(event, Started | Ended)]
+    assert [getattr(event, "status", "start") for event in told] == ["start", "KILLED", *["start", "FAILED"] * 2]
+    assert len({event.run_id for event in told if isinstance(event, Started)}) == 1
+
+
 def test_a_search_in_which_nothing_trained_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = taken_apart(
-        ("model=mlp", "device=cpu", "backend=eager", "trainer=single", f"run_root={tmp_path}", "tracking=none"), ()
-    )
-    space = Space(prepared(to_config(compose(taken.composed))), taken)
+    space = small_space(tmp_path)
     whole = {"trials": [], "not_tried": [], "trials_run": 1, "seconds": 1.0, "steps": 1, "busy": {"trials": 0}}
     searched: list[Path] = []
 
