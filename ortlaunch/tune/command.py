@@ -91,10 +91,10 @@ def main(arguments: list[str]) -> int:
     config = _asked(composed[0], taken)
     _check(config)
     space = Space(config, taken, tuple(options.free), tuple(options.hold))
-    if config.launcher.dry_run:
-        print(_listed(space))
-        return exit_codes.DONE
     is_json = options.format == "json"
+    if config.launcher.dry_run:
+        print(json.dumps(_planned(space), indent=2) if is_json else _listed(space))
+        return exit_codes.DONE
     result = tuned(space, options, ["tune", *arguments], quiet=is_json)
     if is_json:
         print(json.dumps(result, indent=2))
@@ -342,6 +342,16 @@ def _check(config: Config) -> None:
         )
     if config.train.resume not in ("auto", "never"):
         raise RequestError(f"train.resume={config.train.resume}: trials begin anew: leave it out")
+
+
+def _planned(space: Space) -> dict[str, Any]:
+    """What `_listed` says, for a program."""
+    return {
+        "global_batch": space.batch,
+        "asked": dict(space.cell.values),
+        "cells": [dict(cell.values) for cell in space.cells],
+        "not_tried": grouped(space.refused),
+    }
 
 
 def _listed(space: Space) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,17 @@ def test_the_first_combination_that_the_rules_allow_is_what_is_asked(
     result = answer(tmp_path, capfd, "tune", "model=mlp", "device=cpu", *backend, *words, "launcher.dry_run=true")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[1].strip().startswith(asked)
+
+
+def test_the_cells_that_would_be_searched_are_there_for_a_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single,ddp", "launcher.workers_per_node=1")
+    result = answer(tmp_path, capfd, "tune", *words, "launcher.dry_run=true", "--format=json")
+    planned = json.loads(result.stdout)
+    assert planned["asked"] == planned["cells"][0]
+    assert {cell["trainer"] for cell in planned["cells"]} == {"single"}
+    assert [one["count"] for one in planned["not_tried"]] == [12]
 
 
 def test_every_backend_is_looked_at_but_the_one_that_is_a_choice_among_them() -> None:
