@@ -54,6 +54,8 @@ MINUTES = 10.0
 _MOST_MINUTES = 7 * 24 * 60.0
 _SPARE = 0.9
 """Share of the free memory that a trial may take, so that other processes can go on."""
+_CHECK_SECONDS = 1800.0
+"""A model that trains may yet hang in the check, such as with its smaller batch."""
 _EPILOG = f"""\
 Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers, micro-batch with accumulation,
 and activation checkpointing, for the same global batch, precision and optimizer. A key that you give holds its axis:
@@ -219,7 +221,7 @@ class _Tuning:
         if noted is None or not {"fit", "verdict"} <= noted.keys():
             self._say("check: examining whether the model is fit for ONNX Runtime")
             try:
-                report = look(self._space.configured(cell), with_cost=False, quiet=True)
+                report = look(self._space.configured(cell), with_cost=False, quiet=True, timeout=_CHECK_SECONDS)
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}
             except RequestError as error:
                 noted = {"fit": False, "verdict": str(error)}

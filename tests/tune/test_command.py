@@ -34,7 +34,7 @@ def tuning_of(space: Space, path: Path) -> command._Tuning:
 def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
-    def look(config: Any, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+    def look(config: Any, *, with_cost: bool, quiet: bool, timeout: float) -> dict[str, Any]:
         checked.append(config.train.precision.name)
         return {"fit": checked[-1] == "fp32", "verdict": f"verdict for {checked[-1]}"}
 
