@@ -87,16 +87,17 @@ def main(arguments: list[str]) -> int:
     return exit_codes.DONE if report["fit"] else exit_codes.FAILED
 
 
-def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+def look(config: Config, *, with_cost: bool, quiet: bool, timeout: float | None = None) -> dict[str, Any]:
     """Runs the check in another process and returns its report.
 
     Args:
         config: the configuration of the run, with an OrtConfig as its backend and a LocalConfig of one machine.
         with_cost: whether to measure the backends, too.
         quiet: whether to show no progress.
+        timeout: seconds that the check may take; None for no limit.
 
     Raises:
-        RequestError: that process refused the request, or ended early.
+        RequestError: that process refused the request, ended early, or did not end in time.
     """
     config = prepared(config)
     variables = node_part(make_plan(config), config).start.environment | trackers.worker_environment(config)
@@ -108,6 +109,7 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
         quiet=quiet,
         words=[] if with_cost else ["--no-cost"],
         ended=partial(_of_ended, config, variables),
+        timeout=timeout,
     )
 
 

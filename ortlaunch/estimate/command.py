@@ -90,7 +90,9 @@ def main(arguments: list[str]) -> int:
     return exit_codes.FAILED if report["verdict"] in ("tight", "does not fit") else exit_codes.DONE
 
 
-def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) -> dict[str, Any]:
+def estimate(
+    config: Config, memory: int | None, *, quick: bool, quiet: bool, timeout: float | None = None
+) -> dict[str, Any]:
     """Traces a run in another process and returns the report.
 
     Args:
@@ -98,9 +100,10 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         memory: bytes of each machine; None for this machine's, or for what the launcher requests.
         quick: whether to leave out what could be changed about the run.
         quiet: whether to show no progress.
+        timeout: seconds that the estimate may take; None for no limit.
 
     Raises:
-        RequestError: that process refused the request, or ended early.
+        RequestError: that process refused the request, ended early, or did not end in time.
     """
     on_gpu = resolve_device(config.device) is Device.cuda
     if on_gpu:
@@ -118,6 +121,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         add_files=Request(
             plan.workers, plan.nodes, limit, source, quick, key, on_gpu=on_gpu, may_probe_backend=probes
         ).write,
+        timeout=timeout,
     )
 
 

@@ -91,9 +91,13 @@ class ReportProcess:
         """Returns the exit code of the process; None while it runs."""
         return self._process.poll()
 
-    def wait(self) -> None:
-        """Waits for the end of the process."""
-        self._process.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the end of the process, at most for some seconds; returns whether it has ended."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def report(self) -> dict[str, Any]:
         """The report of the process, which has ended.
@@ -142,6 +146,7 @@ def report_of(
     words: Sequence[str] = (),
     add_files: Callable[[Path], None] | None = None,
     ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
+    timeout: float | None = None,
 ) -> dict[str, Any]:
     """Runs a `ReportProcess` to its end and returns its report.
 
@@ -155,9 +160,10 @@ def report_of(
         add_files: writes further files to the folder.
         ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
             where it cannot.
+        timeout: seconds after which the process is ended; None for no limit.
 
     Raises:
-        RequestError: the process refused the request, or ended early.
+        RequestError: the process refused the request, ended early, or did not end in time.
     """
     # Imported here, because most commands import this module and start no such process.
     from rich.console import Console
@@ -165,7 +171,9 @@ def report_of(
     process = ReportProcess(verb, config, variables, words=words, add_files=add_files, ended=ended)
     try:
         with Console(stderr=True, quiet=quiet).status(status):
-            process.wait()
+            has_ended = process.wait(timeout)
+        if not has_ended:
+            raise RequestError(f"the {verb} did not end within {timeout:.0f} s")
         return process.report()
     finally:
         process.close()

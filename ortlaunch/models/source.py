@@ -1,4 +1,4 @@
-"""Checks a user's modules without importing them: whether they exist, and whether they define the requested name.
+"""Looks at a user's modules without importing them: whether they exist, and whether they define the requested name.
 
 It refuses a module only if it is certain that the import or the name would fail. A module may define names while it is
 imported, and only the workers import it.
@@ -7,6 +7,7 @@ imported, and only the workers import it.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 import symtable
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.nearest import nearest
+from ortlaunch.base.reading import read_bytes
 from ortlaunch.config.schema import ModelConfig
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -48,6 +50,15 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
         text = _read(spec, module, where, same_environment) if spec is not None else None
         if spec is not None and text is not None:
             _check_name(path, text, spec, module, where)
+
+
+def digests(cfg: ModelConfig) -> list[str]:
+    """Digests of the sources of the user's modules that a configuration names; empty for one that is not found.
+
+    Other code that they import is not followed.
+    """
+    modules = [*cfg.imports, *([] if cfg.target is None else [cfg.target.partition(":")[0]])]
+    return [_digest(name) for name in modules]
 
 
 def no_module(name: str, where: str) -> str:
@@ -107,6 +118,17 @@ def _find_module(name: str, where: str, same_environment: bool) -> ModuleSpec | 
     if spec is None:
         raise RequestError(no_module(package, where))
     return spec
+
+
+def _digest(module: str) -> str:
+    try:
+        spec, path = None, [os.getcwd(), *sys.path]
+        for part in module.split("."):
+            spec = PathFinder.find_spec(part, path)
+            path = list(spec.submodule_search_locations or ()) if spec is not None else []
+        return hashlib.sha256(read_bytes(spec.origin)).hexdigest() if spec is not None and spec.origin else ""
+    except (OSError, ValueError, ImportError):
+        return ""
 
 
 def _shows_submodules(spec: ModuleSpec, package: str, where: str, same_environment: bool) -> bool:

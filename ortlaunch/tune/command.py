@@ -29,6 +29,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.memory.limit import LEAST_BYTES, parsed
+from ortlaunch.run.events import Status
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell
@@ -43,7 +44,7 @@ from ortlaunch.tune.report import grouped, report_of
 from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import AXES, FREE, Space
 from ortlaunch.tune.trial import Trials
-from ortlaunch.tune.words import BACKEND, taken_apart
+from ortlaunch.tune.words import BACKEND, Words, taken_apart
 from ortlaunch.verbs.multirun import end_sweep_as
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ MINUTES = 10.0
 _MOST_MINUTES = 7 * 24 * 60.0
 _SPARE = 0.9
 """Share of the free memory that a trial may take, so that other processes can go on."""
+_CHECK_SECONDS = 1800.0
+"""A model that trains may yet hang in the check, such as with its smaller batch."""
 _EPILOG = f"""\
 Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers, micro-batch with accumulation,
 and activation checkpointing, for the same global batch, precision and optimizer. A key that you give holds its axis:
@@ -87,13 +90,13 @@ def main(arguments: list[str]) -> int:
     if not composed:
         # Hydra has printed what an option such as --cfg asked for.
         return exit_codes.DONE
-    config = prepared(to_config(composed[0]))
+    config = _asked(composed[0], taken)
     _check(config)
     space = Space(config, taken, tuple(options.free), tuple(options.hold))
-    if config.launcher.dry_run:
-        print(_listed(space))
-        return exit_codes.DONE
     is_json = options.format == "json"
+    if config.launcher.dry_run:
+        print(json.dumps(_planned(space), indent=2) if is_json else _listed(space))
+        return exit_codes.DONE
     result = tuned(space, options, ["tune", *arguments], quiet=is_json)
     if is_json:
         print(json.dumps(result, indent=2))
@@ -115,13 +118,17 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         RequestError: another process is at the same.
     """
     key = folders.key_of(space, options.memory, folders.machine())
-    found = None if options.again else folders.find(space.asked, key)
+    anew = options.again
+    found = None if anew else folders.find(space.asked, key)
     done = None if found is None else found.result()
     if done is not None and done["minutes"] >= options.minutes and not done.get("of_machine"):
-        if not quiet:
-            print(f"found on {done['date']}; --again measures anew\n", flush=True)
-        return done
-    make = folders.make if options.again else folders.found_or_made
+        if done["winner"] is not None:
+            if not quiet:
+                print(f"found on {done['date']}; --again measures anew\n", flush=True)
+            return done
+        # Nothing has trained, and the search was at its end. What was wrong may be right now.
+        anew, found = True, None
+    make = folders.make if anew else folders.found_or_made
     folder = found or make(space.asked, key, arguments, space.cell)
     how = " without --again" if options.again else ""
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
@@ -163,20 +170,26 @@ class _Tuning:
             estimated=dominance.estimated,
             beside=lambda: estimates.spent,
         )
-        finding = Schedule(plan, self._say).run()
+        try:
+            finding = Schedule(plan, self._say).run()
+        except BaseException as error:
+            # What ends the search may keep its end from being recorded, too, such as a full disk.
+            with suppress(OSError):
+                self._end_sweep("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+            raise
         result = report_of(finding, space, work)
         result |= {"minutes": self._options.minutes, "limit_bytes": self._limit, "folder": str(folder.path)}
         result |= {"date": time.strftime("%Y-%m-%d %H:%M"), "check": self._fit if finding.winner is not None else None}
         result |= self._ways(finding.winner, result)
-        self._end_sweep()
+        self._end_sweep("FAILED" if finding.winner is None else "FINISHED")
         folder.write_result(result)
         return result
 
-    def _end_sweep(self) -> None:
+    def _end_sweep(self, status: Status) -> None:
         self._folder.close()
         # What it says of a tracker is no part of a result that a program reads.
         with redirect_stdout(sys.stderr):
-            end_sweep_as(self._folder.path, self._space.asked, set())
+            end_sweep_as(self._folder.path, self._space.asked, {status})
 
     def _memory(self) -> int:
         """Bytes that a trial may take, the same after an interruption."""
@@ -208,7 +221,7 @@ class _Tuning:
         if noted is None or not {"fit", "verdict"} <= noted.keys():
             self._say("check: examining whether the model is fit for ONNX Runtime")
             try:
-                report = look(self._space.configured(cell), with_cost=False, quiet=True)
+                report = look(self._space.configured(cell), with_cost=False, quiet=True, timeout=_CHECK_SECONDS)
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}
             except RequestError as error:
                 noted = {"fit": False, "verdict": str(error)}
@@ -299,6 +312,23 @@ def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:
     return read
 
 
+def _asked(composed: DictConfig, taken: Words) -> Config:
+    """The configuration as asked: the first combination of the values given that the rules allow.
+
+    Raises:
+        RequestError: they allow none; the message is about the first one.
+    """
+    try:
+        return prepared(to_config(composed))
+    except RequestError as error:
+        for words in taken.others():
+            found: list[DictConfig] = []
+            with suppress(RequestError):
+                run_with_hydra(words, found.append)
+                return prepared(to_config(found[0]))
+        raise error
+
+
 def _check(config: Config) -> None:
     """Refuses what cannot be tuned.
 
@@ -314,6 +344,16 @@ def _check(config: Config) -> None:
         )
     if config.train.resume not in ("auto", "never"):
         raise RequestError(f"train.resume={config.train.resume}: trials begin anew: leave it out")
+
+
+def _planned(space: Space) -> dict[str, Any]:
+    """What `_listed` says, for a program."""
+    return {
+        "global_batch": space.batch,
+        "asked": dict(space.cell.values),
+        "cells": [dict(cell.values) for cell in space.cells],
+        "not_tried": grouped(space.refused),
+    }
 
 
 def _listed(space: Space) -> str:

@@ -24,6 +24,7 @@ from ortlaunch.config.devices import usable_cores, visible_gpus
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.plan import folder_name
+from ortlaunch.models.source import digests
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, opened, runs_of
 from ortlaunch.tune.cell import Cell
@@ -59,8 +60,12 @@ class TuneFolder:
 
     def open(self) -> None:
         """Says that this process adds runs: without it, the next trial that ends would end the sweep again."""
-        self.sweep.write(runs_of(self.path) or [], complete=False)
-        Run(self.path).note_launcher()
+        sweep, run = self.sweep, Run(self.path)
+        sweep.write(runs_of(self.path) or [], complete=False)
+        if run.state().ended is not None:
+            with run.journal() as journal:
+                journal.start(sweep.experiment, sweep.name, sweep.run_id)
+        run.note_launcher()
 
     def next_number(self) -> int:
         """The next number of a run in the sweep."""
@@ -119,7 +124,8 @@ def key_of(space: Space, limit: int | None, here: dict[str, Any]) -> str:
     settings = {key: value for key, value in to_dict(space.asked).items() if key not in _NOT_TUNED}
     # With a freed batch the same cell accumulates otherwise.
     cells = sorted(f"{cell} accumulation={space.accumulation(cell)}" for cell in space.cells)
-    content = json.dumps([settings, str(space.cell), cells, limit, here], sort_keys=True, default=str)
+    sources = digests(space.asked.model)
+    content = json.dumps([settings, sources, str(space.cell), cells, limit, here], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

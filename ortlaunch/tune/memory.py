@@ -20,6 +20,8 @@ from ortlaunch.tune.space import Space
 
 _FAR = 0.5
 """A cell that by its micro-batch would need less than this share of the limit is tried without an estimate."""
+_SECONDS = 300.0
+"""An estimate that does not end in this time says nothing. A model may hang in it."""
 
 
 class Estimates:
@@ -74,7 +76,7 @@ class Estimates:
         if found is None or not _is_estimate(found):
             begun = time.monotonic()
             try:
-                report = estimate(self._space.configured(cell), self._limit, quick=True, quiet=True)
+                report = estimate(self._space.configured(cell), self._limit, quick=True, quiet=True, timeout=_SECONDS)
                 found = {"low_bytes": report["machine"]["low_bytes"]}
             except RequestError as error:
                 # The cell may be one that cannot be estimated.

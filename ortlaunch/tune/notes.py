@@ -17,6 +17,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, parse_json, read_text
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
 
+_AGAIN = 2.0
+"""A trial that did not end in its time is made again when it may take this many times as long."""
 _OUTCOME = asdict(Outcome("ok", 0.0))
 """A value of each field's type."""
 
@@ -69,13 +71,14 @@ class Notes:
     def remembered(self, trial: Callable[[Cell, Effort], Outcome]) -> Callable[[Cell, Effort], Outcome]:
         """The same trial function, which takes an outcome from the notes if there is one.
 
-        A failure of the machine is not noted: when the search goes on, it is tried again.
+        A failure of the machine is not noted: when the search goes on, it is tried again. A trial that did not end in
+        time is made again where it may now take several times as long, as with more minutes.
         """
 
         def run(cell: Cell, effort: Effort) -> Outcome:
             key = f"{effort.stage} {effort.number} {cell}"
             noted = _outcome(self.get(key))
-            if noted is not None:
+            if noted is not None and not (noted.status == "time-out" and effort.timeout >= _AGAIN * noted.seconds):
                 return noted
             outcome = trial(cell, effort)
             if not outcome.is_of_machine:
@@ -91,6 +94,8 @@ def _outcome(stored: dict[str, Any] | None) -> Outcome | None:
     if not {"status", "seconds"} <= known.keys() or known["status"] not in get_args(Status):
         return None
     if not all(_is_like(value, _OUTCOME[name]) for name, value in known.items()):
+        return None
+    if known["status"] == "ok" and not known.get("rate", 0.0) > 0:
         return None
     return Outcome(**known | {"is_noted": True})
 

@@ -23,6 +23,7 @@ from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, OFFLOAD, ON
 from ortlaunch.tune.words import (
     ALLOCATOR,
     BACKEND,
+    OF_EVERY_TRAINER,
     OPTIMIZER,
     PRECISION,
     THREADS,
@@ -199,8 +200,12 @@ class Space:
         )
 
     def _refusal(self, cell: Cell) -> str | None:
-        """Why a rule refuses a cell. No rule looks at micro-batch or threads, so that one answer holds for all."""
-        alike = cell.having(**{MICRO: 1, THREADS: 1})
+        """Why a rule refuses a cell.
+
+        Of micro-batches, rules look only at whether a step has several, and none looks at threads, so that one answer
+        holds for many cells.
+        """
+        alike = cell.having(**{MICRO: min(2, self.accumulation(cell)), THREADS: 1})
         if alike not in self._refusals:
             try:
                 self.configured(cell)
@@ -237,6 +242,13 @@ class Space:
             if held in self.hold and len(values) > 1:
                 raise RequestError(
                     f"--hold={held} keeps one value, and {', '.join(values)} are given to search: leave one of both out"
+                )
+        for axis, option in ((BACKEND, config.backend.name), (TRAINER, config.trainer.name)):
+            keys, values = given.get(f"{axis}.key", []), given.get(axis, [])
+            if keys and len(values) > 1:
+                raise RequestError(
+                    f"{keys[0]} is a key of {axis}={option}, and {', '.join(values)} are given to search: leave one of "
+                    "both out"
                 )
         everything: dict[str, list[Value]] = {
             BACKEND: [*BACKENDS],
@@ -364,7 +376,8 @@ class Space:
     def _trainer(self, label: str) -> Any:
         name = "deepspeed" if label.startswith("zero") else label.partition("-")[0]
         trainer: Any = self.asked.trainer
-        trainer = trainer if trainer.name == name else TRAINERS[name].schema()
+        if trainer.name != name:
+            trainer = TRAINERS[name].schema(**{key: getattr(trainer, key) for key in OF_EVERY_TRAINER})
         if label.startswith("zero"):
             stage, offloaded = label.removeprefix("zero").removesuffix(OFFLOAD), label.endswith(OFFLOAD)
             return replace(trainer, zero_stage=int(stage), offload_optimizer=offloaded)

@@ -39,6 +39,8 @@ _LEAST_WINDOWS = 3
 _ENOUGH = 2.5
 """A trial that has measured this many times as long as was wanted is ended: it is slower than was expected."""
 _ENOUGH_SAID = "ortlaunch tune ended it: it had measured long enough"
+_GRACE_SECONDS = 1
+"""A trial has nothing to save. When the search is killed, its trial must not go on beside what is started then."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "MemoryError")
 _OF_MACHINE = (
     *map(os.strerror, (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)),
@@ -106,7 +108,7 @@ class Trials:
             # Its estimate would run beside the steps that are measured, and the limit of a trial is watched anyway.
             memory_check=MemoryCheck.off,
         )
-        launcher = replace(config.launcher, max_restarts=0)
+        launcher = replace(config.launcher, max_restarts=0, grace_seconds=_GRACE_SECONDS)
         return replace(config, train=train, launcher=launcher, profile=None, name=_name(config, cell))
 
 

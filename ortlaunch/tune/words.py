@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.overrides import parsed
 from ortlaunch.config.trainers import TRAINERS
+from ortlaunch.config.trainers.base import TrainerConfig
 
 BACKEND, TRAINER, WORKERS = "backend", "trainer", "workers"
 THREADS, ALLOCATOR = "threads", "allocator"
@@ -28,8 +29,13 @@ KEYS = {
 """Keys whose values restrict an axis, and the name of the restriction."""
 LEARNING = {PRECISION: "train.precision", OPTIMIZER: "optimizer"}
 """Axes that are held unless they are freed, and their keys."""
+OF_EVERY_TRAINER = [one.name for one in fields(TrainerConfig) if one.name != "name"]
+"""The keys that all trainers have, which say nothing about which one is meant."""
 _BATCH = ("train.batch_size", "train.grad_accumulation")
 _MOST_VALUES = 64
+_MOST_OTHERS = 32
+_ANYWHERE = f"{BACKEND}=eager"
+"""The backend that goes with every trainer, precision and device."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,20 @@ class Words:
     """The words that say nothing about an axis: what the winner's command begins with."""
     given: dict[str, list[str]]
     """The values that an axis is held to, as texts."""
+
+    def others(self) -> Iterator[list[str]]:
+        """The words with other values of each list than the first ones; at most `_MOST_OTHERS` times.
+
+        The number of workers changes last, because the global batch follows from it. A backend that is not given is the
+        default one, and what is given may not go with it.
+        """
+        axes = sorted((axis for axis in KEYS.values() if axis in self.given), key=lambda axis: axis != WORKERS)
+        more = [[]] if BACKEND in self.given else [[], [_ANYWHERE]]
+        combinations = itertools.product(*(self.given[axis] for axis in axes), more)
+        for *values, added in itertools.islice(combinations, 1, 1 + _MOST_OTHERS):
+            chosen = dict(zip(axes, values, strict=True))
+            keys = [(word, word.partition("=")[0]) for word in self.composed]
+            yield [*(f"{key}={chosen[KEYS[key]]}" if KEYS.get(key) in chosen else word for word, key in keys), *added]
 
 
 def taken_apart(words: Sequence[str], free: Sequence[str]) -> Words:
@@ -77,7 +97,7 @@ def taken_apart(words: Sequence[str], free: Sequence[str]) -> Words:
             kept.append(word)
         if axis is not None:
             given[axis] = [value.strip("'\" ") for value in values]
-        elif key.partition(".")[0] in (BACKEND, TRAINER):
+        elif key.partition(".")[0] in (BACKEND, TRAINER) and key.partition(".")[2] not in OF_EVERY_TRAINER:
             # The key belongs to an option of the group, so that others are not meant.
             given.setdefault(f"{key.partition('.')[0]}.key", []).append(key)
     if "zero_stage" in given and "deepspeed" in given.get(TRAINER, []):

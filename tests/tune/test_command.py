@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Precision
+from ortlaunch.run.events import Ended, Started
+from ortlaunch.run.journal import iterate
 from ortlaunch.tune import command
 from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.folder import TuneFolder
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Finding
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
 
@@ -29,7 +34,7 @@ def tuning_of(space: Space, path: Path) -> command._Tuning:
 def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
-    def look(config: Any, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+    def look(config: Any, *, with_cost: bool, quiet: bool, timeout: float) -> dict[str, Any]:
         checked.append(config.train.precision.name)
         return {"fit": checked[-1] == "fp32", "verdict": f"verdict for {checked[-1]}"}
 
@@ -76,7 +81,7 @@ def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
     taken = taken_apart(
         ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher.workers_per_node=1"), ()
     )
-    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep()
+    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep("FINISHED")
     read = capsys.readouterr()
     assert (read.out, read.err) == ("", "MLflow is not there\n")
 
@@ -85,7 +90,7 @@ def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
 def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
     failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = {"minutes": 10.0, "date": "today", "of_machine": failed}
+    done = {"minutes": 10.0, "date": "today", "of_machine": failed, "winner": {"backend": "eager"}}
     folder = SimpleNamespace(path=tmp_path, result=lambda: done, open=lambda: None)
     monkeypatch.setattr(command.folders, "machine", dict)
     monkeypatch.setattr(command.folders, "key_of", lambda *words: "key")
@@ -95,3 +100,52 @@ def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
     options = argparse.Namespace(memory=None, again=False, minutes=10.0)
     found = command.tuned(cast(Space, SimpleNamespace(asked=None)), options, [], quiet=True)
     assert found == ({"searched": True} if failed else done)
+
+
+def small_space(folder: Path) -> Space:
+    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", f"run_root={folder}", "tracking=none")
+    taken = taken_apart(words, ())
+    return Space(prepared(to_config(compose(taken.composed))), taken)
+
+
+def test_the_sweep_has_ended_as_the_search_has_and_begins_again_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Any] = [KeyboardInterrupt(), RequestError("a rule"), Finding(None)]
+
+    class Search:
+        def __init__(self, *words: Any) -> None:
+            pass
+
+        def run(self) -> Finding:
+            if isinstance(ends[0], Finding):
+                return ends[0]
+            raise ends.pop(0)
+
+    monkeypatch.setattr(command, "Schedule", Search)
+    options = argparse.Namespace(memory=2**30, again=False, minutes=10.0)
+    for expected in (pytest.raises(KeyboardInterrupt), pytest.raises(RequestError), contextlib.nullcontext()):
+        with expected:
+            command.tuned(small_space(tmp_path), options, [], quiet=True)
+    (journal,) = tmp_path.glob("default/multirun-*/journal.jsonl")
+    told = [event for event in iterate(journal) if isinstance(event, Started | Ended)]
+    assert [getattr(event, "status", "start") for event in told] == ["start", "KILLED", *["start", "FAILED"] * 2]
+    assert len({event.run_id for event in told if isinstance(event, Started)}) == 1
+
+
+def test_a_search_in_which_nothing_trained_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = small_space(tmp_path)
+    whole = {"trials": [], "not_tried": [], "trials_run": 1, "seconds": 1.0, "steps": 1, "busy": {"trials": 0}}
+    searched: list[Path] = []
+
+    def run(tuning: Any) -> dict[str, Any]:
+        searched.append(tuning._folder.path)
+        result = {**whole, "winner": None, "folder": "here", "minutes": 10.0, "date": "today"}
+        tuning._folder.write_result(result)
+        return result
+
+    monkeypatch.setattr(command._Tuning, "run", run)
+    options = argparse.Namespace(memory=None, again=False, minutes=10.0)
+    for _ in range(2):
+        assert command.tuned(space, options, [], quiet=True)["winner"] is None
+    assert len(set(searched)) == 2

@@ -35,6 +35,18 @@ def test_what_changes_the_result_changes_the_key() -> None:
     assert key() != key(limit=2**30)
 
 
+def test_a_changed_model_is_another_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "nets_of_tune.py"
+    words = ("model=factory", "model.target=nets_of_tune:Net", "data=digits")
+    found = []
+    for layers in (1, 2):
+        own.write_text(f"class Net:\n    layers = {layers}\n")
+        found.append(key(*words))
+        assert found[-1] == key(*words)
+    assert found[0] != found[1]
+
+
 def test_variables_that_change_a_speed_are_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine()
     monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "1")

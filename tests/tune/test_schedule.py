@@ -279,14 +279,33 @@ def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path)
 
 def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    values = [{"status": "ok", "samples_per_second": 7.0}, 7, None, {"status": "ok", "seconds": 9.0, "newer": 1}]
+    values = [
+        {"status": "ok", "samples_per_second": 7.0},
+        7,
+        None,
+        {"status": "ok", "seconds": 9.0, "rate": 5, "newer": 1},
+    ]
     values += [{"status": "lost", "seconds": 9.0}, {"status": "ok", "seconds": 9.0, "rate": "fast"}]
+    values += [{"status": "ok", "seconds": 9.0}, {"status": "ok", "seconds": 9.0, "rate": 0.0}]
     notes.write_text(
         "".join(json.dumps({"key": f"short {one} {A}", "value": value}) + "\n" for one, value in enumerate(values))
     )
     trial = Notes(notes).remembered(lambda cell, effort: Outcome("ok", 10.0, rate=100.0))
-    found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(6)]
-    assert [one.is_noted for one in found] == [False, False, False, True, False, False]
+    found = [trial(A, Effort("short", number, 2.0, None, 60.0)) for number in range(8)]
+    assert [one.is_noted for one in found] == [number == 3 for number in range(8)]
+
+
+def test_a_trial_that_did_not_end_is_made_again_when_it_may_take_twice_as_long(tmp_path: Path) -> None:
+    timeouts: list[float] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        timeouts.append(effort.timeout)
+        return Outcome("time-out", effort.timeout + 0.1)
+
+    for timeout in (60.0, 60.0, 90.0, 150.0, 150.0):
+        notes = Notes(tmp_path / "notes").remembered(trial)
+        notes(Cell.of(backend="compile"), Effort("short", 0, 2.0, None, timeout))
+    assert timeouts == [60.0, 150.0]
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a FIFO"])

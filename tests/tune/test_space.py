@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,55 @@ def test_the_words_of_a_cell_compose_its_configuration() -> None:
 def test_a_key_holds_its_axis(words: list[str], axis: str, left: set[str]) -> None:
     plain = [] if axis == "backend" else ["backend=eager"]
     assert values(space(*plain, *words), axis) == left
+
+
+def test_a_rule_about_accumulation_refuses_the_cells_that_accumulate_and_no_others() -> None:
+    words = ("backend=eager", "trainer=ddp", "train.grad_accumulation=1", "launcher.workers_per_node=2")
+    found = space(*words, "trainer.static_graph=true", hold=("checkpointing",))
+    assert values(found, "micro_batch") == {6}
+    assert {cell["micro_batch"] for cell, why in found.refused.items() if "static_graph" in why} == {3, 1}
+    for cell in found.cells:
+        found.configured(cell)
+
+
+def test_a_key_that_every_trainer_has_holds_none_and_stays_with_each() -> None:
+    found = space("backend=eager", "trainer=ddp,single", "trainer.timeout_seconds=77")
+    assert values(found, "trainer") == {"ddp", "ddp-buckets", "single"}
+    for cell in found.cells:
+        config = found.configured(cell)
+        assert config.trainer.timeout_seconds == 77
+        composed = config_of(found, [*found.words.kept, *found.overrides(cell)])
+        assert to_dict(composed) == to_dict(config), cell
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["trainer=single,ddp", "launcher.workers_per_node=2,1"], "backend=eager trainer=ddp workers=2"),
+        (["trainer=fsdp", "backend=ort,eager", "launcher.workers_per_node=2"], "backend=eager trainer=fsdp workers=2"),
+        # The default backend has no kernels for it.
+        (["train.precision=bf16", "launcher.workers_per_node=2"], "backend=eager trainer=ddp workers=2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_first_combination_that_the_rules_allow_is_what_is_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], asked: str
+) -> None:
+    backend = [] if any(word.startswith(("backend=", "train.precision")) for word in words) else ["backend=eager"]
+    result = answer(tmp_path, capfd, "tune", "model=mlp", "device=cpu", *backend, *words, "launcher.dry_run=true")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1].strip().startswith(asked)
+
+
+def test_the_cells_that_would_be_searched_are_there_for_a_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single,ddp", "launcher.workers_per_node=1")
+    result = answer(tmp_path, capfd, "tune", *words, "launcher.dry_run=true", "--format=json")
+    planned = json.loads(result.stdout)
+    assert planned["asked"] == planned["cells"][0]
+    assert {cell["trainer"] for cell in planned["cells"]} == {"single"}
+    assert [one["count"] for one in planned["not_tried"]] == [12]
 
 
 def test_every_backend_is_looked_at_but_the_one_that_is_a_choice_among_them() -> None:
@@ -199,6 +249,8 @@ def test_a_trial_is_the_run_with_fewer_steps_and_without_what_only_long_runs_nee
     assert config.train.steps == 103
     assert (config.train.eval_every, config.train.checkpoint_every, config.train.save_weights) == (None, None, False)
     assert config.train.memory_check.value == "off"
+    # After a kill of the search, workers in a long step would go on for the usual two minutes.
+    assert (config.launcher.max_restarts, config.launcher.grace_seconds) == (0, 1)
     assert config.train.batch_size == found.configured(found.cell).train.batch_size
     assert steps_for(Effort("probe", 0, 0.0, None, 60.0), 12) == 6
     assert steps_for(Effort("short", 0, 2.0, 1e9, 60.0), 12) == 20_000
@@ -244,6 +296,15 @@ def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Pa
         (["backend=glob(*)"], "backend=glob(*): give the values one by one"),
         (["backend=eager,compile", "--hold=backend"], "--hold=backend keeps one value, and eager, compile are given"),
         (["trainer=deepspeed", "trainer.zero_stage=1,2", "--hold=trainer"], "--hold=trainer keeps one value, and 1, 2"),
+        (
+            ["trainer=ddp,single", "trainer.bucket_cap_mb=50"],
+            "trainer.bucket_cap_mb is a key of trainer=ddp, and ddp, single are given to search",
+        ),
+        (
+            ["backend=compile,eager", "backend.mode=default"],
+            "backend.mode is a key of backend=compile, and compile, eager",
+        ),
+        (["backend=ort", "trainer=fsdp"], "backend=ort does not go with trainer=fsdp"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes=nan"], "--minutes"),
         (["--memory", "lots"], "--memory=lots: not a size of memory"),

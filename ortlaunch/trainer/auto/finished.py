@@ -6,7 +6,7 @@ from ortlaunch.config import candidates
 from ortlaunch.trainer.auto import kind
 from ortlaunch.trainer.auto.decision import Rate
 from ortlaunch.trainer.auto.lives import is_first_start
-from ortlaunch.trainer.auto.rates import Rates
+from ortlaunch.trainer.auto.rates import UNSURE_PERCENT, Rates
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.train import Trained
 
@@ -32,5 +32,6 @@ def note_rate(context: RunContext, trained: Trained) -> None:
     is_first = is_first_start(context.attempt, trained.parts.start.step)
     start = trained.recorder.time_to_first_step if is_first else None
     facts = kind.facts(config, world_size=context.workers.world_size, threads=context.workers.threads)
-    busy = summary.get("summary/other_cpu_percent", 0.0)
+    # Of a second of training nobody knows what other processes took meanwhile.
+    busy = summary.get("summary/other_cpu_percent", UNSURE_PERCENT)
     Rates(facts).note(config.backend.name, Rate(step_seconds=seconds, start_seconds=start), busy_percent=busy)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import os
 import platform
-from importlib.machinery import PathFinder
 from typing import Any
 
 import torch
 
 import ortlaunch
-from ortlaunch.base.reading import read_bytes
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
+from ortlaunch.models.source import digests
 from ortlaunch.trainer.system_info import device_name
 
 _OF_TRAIN = (
@@ -42,7 +40,7 @@ def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
     return {
         "model": config.model.target or config.model.name,
         "params": plain["model"]["params"],
-        "sources": _sources(config),
+        "sources": digests(config.model),
         "data": {key: value for key, value in plain["data"].items() if key not in _ELSEWHERE},
         "train": {key: plain["train"][key] for key in _OF_TRAIN},
         "trainer": {key: value for key, value in plain["trainer"].items() if key not in _ELSEWHERE},
@@ -51,25 +49,6 @@ def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
         "machine": [device.value, device_name(torch.device(device.value)), len(os.sched_getaffinity(0))],
         "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],
     }
-
-
-def _sources(config: Config) -> list[str]:
-    """Digests of the user's modules that the configuration names. Other code that they import is not followed."""
-    modules = [*config.model.imports]
-    if config.model.target is not None:
-        modules.append(config.model.target.partition(":")[0])
-    return [_digest(name) for name in modules]
-
-
-def _digest(module: str) -> str:
-    spec, path = None, None
-    try:
-        for part in module.split("."):
-            spec = PathFinder.find_spec(part, path)
-            path = list(spec.submodule_search_locations or ()) if spec is not None else []
-        return hashlib.sha256(read_bytes(spec.origin)).hexdigest() if spec is not None and spec.origin else ""
-    except (OSError, ValueError, ImportError):
-        return ""
 
 
 @functools.cache

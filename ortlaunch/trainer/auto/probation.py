@@ -14,9 +14,11 @@ import psutil
 import torch
 
 from ortlaunch.base.free_memory import available
+from ortlaunch.base.text import counted
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, as_now, conclude, plan_trials
 from ortlaunch.trainer.auto.lives import is_first_start
+from ortlaunch.trainer.auto.rates import UNSURE_PERCENT
 from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.auto.trial import FIRST, WARM_UP, steps_to_measure
 from ortlaunch.trainer.auto.trials import tried
@@ -25,8 +27,6 @@ from ortlaunch.trainer.workers import Workers
 
 _ROOM = 1.5
 """The free memory that a trial needs, in multiples of the memory that the workers have now."""
-_UNSURE_PERCENT = 100.0
-"""A rate of a few steps does not replace one of a whole run, and is replaced by one."""
 
 
 class Probation:
@@ -101,7 +101,8 @@ class Probation:
     def _look(self, done: int) -> None:
         """After a few steps: a run that is clearly too short is decided; others take more steps for a better figure."""
         if not self._seconds:
-            self._settle(f"a checkpoint after {done} steps leaves none to measure")
+            what = "a run of" if done == self._steps else "a checkpoint after"
+            self._settle(f"{what} {counted(done, 'step')} leaves none to measure")
             return
         short = self._selection.told("short", lambda: self._plan().reason)
         if short:
@@ -158,7 +159,7 @@ class Probation:
         if self._workers.is_first:
             names = " and ".join(plan.backends)
             print(f"backend=auto tries {names} after {done} steps, for at most {plan.seconds:.0f} s", flush=True)
-            selection.rates.note(selection.backend, self._noted(), busy_percent=_UNSURE_PERCENT)
+            selection.rates.note(selection.backend, self._noted(), busy_percent=UNSURE_PERCENT)
         ends = time.monotonic() + plan.seconds
         with self._context.watch.paused():
             for backend in plan.backends:
@@ -169,7 +170,7 @@ class Probation:
                 rate = tried(selection, self._context.run, backend, left, self._is_stopped)
                 if rate is not None:
                     self._known[backend] = rate
-                    selection.rates.note(backend, rate, busy_percent=_UNSURE_PERCENT)
+                    selection.rates.note(backend, rate, busy_percent=UNSURE_PERCENT)
                 if not selection.told(f"ended-{backend}", partial(_is_there, rate)):
                     return False
         return True

@@ -38,6 +38,8 @@ _KEPT = 1000
 """Number of files that are kept; the oldest are deleted."""
 _BUSY_PERCENT = 10.0
 """With this share of the machine's cores in use by others, a rate does not replace one of an idle machine."""
+UNSURE_PERCENT = 100.0
+"""Counts as that share for a rate of a few steps. It does not replace one of a whole run, and is replaced by one."""
 _LONGEST_SECONDS = 1e6
 _KEYS = ("step_seconds", "start_seconds", "tried_seconds", "unfit", "busy_percent", "time")
 _LARGEST_NUMBER = 1e12

@@ -52,3 +52,29 @@ def test_a_run_that_a_worker_was_asked_to_stop_does_not_begin_again(is_asked):
     )
     Probation(selection, context, 0, is_stopped=lambda: False, close=lambda: None)._conclude(8)
     assert done == (["eager"] if is_asked else ["change to ort"])
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        (TrainConfig(steps=2), "a run of 2 steps leaves none to measure"),
+        (TrainConfig(steps=90, checkpoint_every=1), "a checkpoint after 1 step leaves none to measure"),
+    ],
+    ids=["two steps", "a checkpoint"],
+)
+def test_a_run_without_a_step_to_measure_says_why(train, reason):
+    settled = []
+    context = SimpleNamespace(
+        config=SimpleNamespace(train=train),
+        workers=SimpleNamespace(device=torch.device("cpu")),
+        launched=0.0,
+        journal=None,
+    )
+    selection = SimpleNamespace(
+        backend="eager", is_decided=False, settle=lambda choice, journal: settled.append(choice.reason)
+    )
+    probation = Probation(selection, context, 0, is_stopped=lambda: False, close=lambda: None)
+    for step in range(1, 3):
+        if not settled:
+            probation.step_ends(step)
+    assert settled == [reason]
