@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import trace as trace_module
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import join_nobody, replacements
+from ortlaunch.estimate.pretend import few_numbers_known, join_nobody, replacements
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
 from ortlaunch.models.task import Batch, Task
@@ -116,6 +116,19 @@ def test_weights_that_are_drawn_within_bounds_need_no_content() -> None:
             del weight
         drawn = torch.nn.init.trunc_normal_(torch.empty(1000), a=-1.0, b=1.0)
     assert 0.9 < drawn.abs().max() <= 1
+
+
+def test_the_rates_of_a_vision_models_layers_can_be_read_while_it_is_built() -> None:
+    expected = torch.linspace(0, 0.3, 4).tolist()
+    with FakeTensorMode() as mode, few_numbers_known(mode):
+        rates = [one.item() for one in torch.linspace(0, 0.3, 4)]
+        of_stages = [one.tolist() for one in torch.linspace(0, 0.3, 4, device="cpu").split([1, 3])]
+        assert rates == expected == [one for stage in of_stages for one in stage]
+        many = torch.linspace(0, 1, 100_000) + 1
+        assert isinstance(many, FakeTensor)
+        with pytest.raises(DataDependentOutputException):
+            many[0].item()
+    assert torch.linspace(0, 0.3, 4).tolist() == expected
 
 
 def test_a_vision_transformer_is_traced() -> None:
