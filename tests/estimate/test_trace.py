@@ -248,6 +248,17 @@ def test_buffers_in_no_state_dict_are_copied_too() -> None:
     assert 6 * MIB < use.least < 6.2 * MIB
 
 
+def test_an_evaluation_keeps_a_copy_of_buffers_that_differ_from_the_first_workers() -> None:
+    words = ("model=factory", f"model.target={__name__}:Queue", "trainer=fsdp", "backend=eager", "device=cpu")
+    config = to_config(compose([*words, "train.eval_every=1", "train.save_weights=false"]))
+    join_nobody(2)
+    try:
+        found = trace(config, Workers(0, 2, torch.device("cpu"), 1), SHAPES)
+    finally:
+        dist.destroy_process_group()
+    assert 6 * MIB < found.phases["evaluation"].tensors < 6.2 * MIB
+
+
 @pytest.mark.parametrize(("sends", "copied"), [(True, 2), (False, 3)])
 def test_workers_that_have_their_own_buffers_copy_them_to_compare_them(sends: bool, copied: int) -> None:
     config = to_config(compose(["model=mlp", "trainer=fsdp", "backend=eager", "device=cpu"]))
