@@ -78,7 +78,7 @@ class Ledger(TorchDispatchMode):
         if self._answers and func is torch.ops.aten._local_scalar_dense.default:
             return _made_up(args[0])
         if self._answers and func is torch.ops.aten.equal.default:
-            return True
+            return False  # As a worker's buffers and the first worker's: a copy of them is kept then.
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not self._on_gpu:
@@ -124,7 +124,7 @@ class Ledger(TorchDispatchMode):
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """Within it, a value that Python reads from a tensor is made up: true, 1.0 or 0. Two tensors are equal.
+        """Within it, a value that Python reads from a tensor is made up: true, 1.0 or 0. No tensors are equal.
 
         Elsewhere it is left to the tensors, and fake ones refuse. So a model that decides by its data is not traced
         along a path that its data would not take.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as distributed_c10d
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -33,6 +34,8 @@ from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
 
+_FEW = 256
+"""So many numbers may keep their content."""
 _SHAPES = "_propagate_tensor_meta_non_cached"
 """DTensor's method that finds the shapes of an operation's results."""
 _WITH_RESULTS = (
@@ -159,6 +162,27 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
         yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def few_numbers_known(mode: FakeTensorMode) -> Iterator[None]:
+    """Within it, a few numbers of ``torch.linspace``, and what is computed from them alone, have content.
+
+    Vision models make the rates at which their layers drop paths so, and read them while they are built.
+    """
+
+    usual = torch.linspace
+
+    def linspace(*arguments: Any, **named: Any) -> torch.Tensor:
+        found = usual(*arguments, **named)
+        if found.numel() > _FEW or not isinstance(found, FakeTensor):
+            return found
+        with _disable_current_modes():
+            known = usual(*arguments, **named)
+        return mode.fake_tensor_converter.from_real_tensor(mode, known, make_constant=True)
+
+    with replaced(torch, "linspace", linspace), replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _FEW):
+        yield
 
 
 def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:

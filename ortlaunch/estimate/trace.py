@@ -18,7 +18,13 @@ from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.config.schema import Config, OrtConfig, Precision
 from ortlaunch.estimate.gpu_operations import as_on_gpu
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
+from ortlaunch.estimate.pretend import (
+    as_another_worker,
+    few_numbers_known,
+    loaded_without_content,
+    replacements,
+    settle,
+)
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
 from ortlaunch.models.task import Batch, Task, make_task
@@ -122,6 +128,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
                 stack.enter_context(as_on_gpu())
             if is_fake:
                 stack.enter_context(mode)
+                stack.enter_context(few_numbers_known(mode))
                 stack.enter_context(loaded_without_content(mode, ledger.adopt))
             stack.enter_context(ledger)
             stack.enter_context(ledger.seeing_resizes())
@@ -333,7 +340,7 @@ class Rehearsal:
         self._evaluations += 1
         with contextlib.ExitStack() as stack:
             with self._made_up():
-                # Workers compare their buffers. Those of the first one are alike.
+                # Some trainers compare a worker's buffers with the first worker's.
                 stack.enter_context(engine.evaluating())
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.

@@ -21,9 +21,10 @@ from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody, threads_of
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB, Band, loaders_of
+from ortlaunch.launch.memory.band import MIB, Band, loaders_of, size
 from ortlaunch.launch.memory.request import Request
 from ortlaunch.models.task import Batch
+from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.prepare import open_loader
 
 _BESIDE = 10 * MIB
@@ -101,14 +102,15 @@ class Traces:
         self.note = f"the model cannot be traced on tensors without content ({reason})"
         if not self._request.may_probe or self._request.on_gpu:
             raise RequestError(self.note)
-        _limit_memory(self._request.limit)
+        most = _limit_memory(self._request.limit)
         try:
             found = self._traced(self._config)
-        except (MemoryError, RuntimeError) as error:
-            raise RequestError(
-                f"{self.note}, and one real step of it fails in a process with the limit as its memory: "
-                f"{shortened(error)}"
-            ) from error
+        except RequestError:
+            raise
+        except Exception as error:
+            where = f" in a process that may take {size(most)}" if is_lack_of_memory(error) else ""
+            reason = f"{type(error).__name__}: {shortened(error)}"
+            raise RequestError(f"{self.note}, and one real step of it fails{where}: {reason}") from error
         # What the step has imported and keeps beside its tensors, which the trace did not come to.
         self.base = max(self.base, self._process_base() - found.left)
         return found
@@ -189,11 +191,16 @@ def _give_free_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _limit_memory(limit: int | None) -> None:
-    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
+def _limit_memory(limit: int | None) -> int:
+    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody.
+
+    Returns:
+        How many bytes more it may take.
+    """
     free = int(_SHARE_OF_A_PROBE * available())
-    most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    most = free if limit is None else min(limit, free)
+    resource.setrlimit(resource.RLIMIT_AS, (int(psutil.Process().memory_info().vms) + most, resource.RLIM_INFINITY))
+    return most
 
 
 def _needs_content(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import traces
@@ -110,6 +112,24 @@ def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pyt
     found, added = asked()
     assert not found.is_fake
     assert size - 40 < added / MIB < size + 20
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no such class"), "one real step of it fails: ValueError: no such class"),
+        (MemoryError("no room"), "one real step of it fails in a process that may take 2.00 GiB: MemoryError: no room"),
+    ],
+    ids=["wrong", "too large"],
+)
+def test_a_real_step_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+    def traced(*_: Any, is_fake: bool) -> Trace:
+        raise DataDependentOutputException("an item") if is_fake else error
+
+    monkeypatch.setattr(traces, "trace", traced)
+    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: 2048 * MIB)
+    with pytest.raises(RequestError, match=re.escape(said)):
+        asked()
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 64), (3, 21), (100, 1)])

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import trace as trace_module
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import join_nobody, replacements
+from ortlaunch.estimate.pretend import few_numbers_known, join_nobody, replacements
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
 from ortlaunch.models.task import Batch, Task
@@ -116,6 +116,19 @@ def test_weights_that_are_drawn_within_bounds_need_no_content() -> None:
             del weight
         drawn = torch.nn.init.trunc_normal_(torch.empty(1000), a=-1.0, b=1.0)
     assert 0.9 < drawn.abs().max() <= 1
+
+
+def test_the_rates_of_a_vision_models_layers_can_be_read_while_it_is_built() -> None:
+    expected = torch.linspace(0, 0.3, 4).tolist()
+    with FakeTensorMode() as mode, few_numbers_known(mode):
+        rates = [one.item() for one in torch.linspace(0, 0.3, 4)]
+        of_stages = [one.tolist() for one in torch.linspace(0, 0.3, 4, device="cpu").split([1, 3])]
+        assert rates == expected == [one for stage in of_stages for one in stage]
+        many = torch.linspace(0, 1, 100_000) + 1
+        assert isinstance(many, FakeTensor)
+        with pytest.raises(DataDependentOutputException):
+            many[0].item()
+    assert torch.linspace(0, 0.3, 4).tolist() == expected
 
 
 def test_a_vision_transformer_is_traced() -> None:
@@ -234,6 +247,17 @@ def test_buffers_in_no_state_dict_are_copied_too() -> None:
     assert 6 * MIB < use.least < 6.2 * MIB
 
 
+def test_an_evaluation_keeps_a_copy_of_buffers_that_differ_from_the_first_workers() -> None:
+    words = ("model=factory", f"model.target={__name__}:Queue", "trainer=fsdp", "backend=eager", "device=cpu")
+    config = to_config(compose([*words, "train.eval_every=1", "train.save_weights=false"]))
+    join_nobody(2)
+    try:
+        found = trace(config, Workers(0, 2, torch.device("cpu"), 1), SHAPES)
+    finally:
+        dist.destroy_process_group()
+    assert 6 * MIB < found.phases["evaluation"].tensors < 6.2 * MIB
+
+
 @pytest.mark.parametrize(("sends", "copied"), [(True, 2), (False, 3)])
 def test_workers_that_have_their_own_buffers_copy_them_to_compare_them(sends: bool, copied: int) -> None:
     config = to_config(compose(["model=mlp", "trainer=fsdp", "backend=eager", "device=cpu"]))
@@ -341,17 +365,6 @@ def test_more_steps_raise_what_the_process_keeps_and_not_its_tensors() -> None:
     few, many = (traced(*words, f"train.steps={steps}").phases["step"] for steps in (2, 20))
     assert few.tensors == many.tensors
     assert few.process < many.process <= many.most
-
-
-def test_workers_compare_buffers_without_content_before_an_evaluation() -> None:
-    words = ("model=factory", f"model.target={__name__}:Queue", "trainer=fsdp", "backend=eager", "device=cpu")
-    config = to_config(compose([*words, "train.eval_every=1", "train.checkpoint_every=null"]))
-    join_nobody(2)
-    try:
-        found = trace(config, Workers(0, 2, torch.device("cpu"), 1), SHAPES)
-    finally:
-        dist.destroy_process_group()
-    assert "evaluation" in found.phases
 
 
 def test_tensors_that_stay_after_a_trace_are_told_of() -> None:

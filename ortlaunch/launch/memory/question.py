@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import ortlaunch
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
 from ortlaunch.launch.allocator import allocator_variables
+from ortlaunch.data.files import find_files
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
@@ -91,6 +93,8 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         **groups,
         "train": train,
         "workers": [workers, nodes],
+        # The workers share them, and each thread of a worker keeps some memory.
+        "cores": getattr(config.launcher, "cpus_per_node", None),
         "device": resolve_device(config.device).value,
         "packages": _versions(),
         "threads": config.launcher.threads,
@@ -98,6 +102,7 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),
         "own code": _own_code(config),
         "pretrained": _pretrained(config),
+        "data files": _data_files(config),
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -172,6 +177,20 @@ def _pretrained(config: Config) -> list[tuple[str, int, int]]:
     folder = Path(name).expanduser()
     with suppress(OSError):
         return sorted(_marks_of(islice((one for one in folder.resolve().iterdir() if one.is_file()), _MOST_FILES)))
+    return []
+
+
+def _data_files(config: Config) -> list[int]:
+    """What tells changed files of data from those before: how many, their size, and the newest one's time.
+
+    A worker reads all of a text into memory. A name on the hub, and files that are gone, are left to what opens them.
+    """
+    path = getattr(config.data, "path", None)
+    if not isinstance(path, str):
+        return []
+    with suppress(OSError, RequestError):
+        marks = list(_marks_of(find_files(path)))
+        return [len(marks), sum(size for _, size, _ in marks), max((time for *_, time in marks), default=0)]
     return []
 
 

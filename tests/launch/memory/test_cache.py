@@ -157,6 +157,35 @@ def test_a_changed_folder_of_a_pretrained_model_is_asked_about_again(tmp_path: P
     assert key_of(gone, 1, 1) == key_of(gone, 1, 1)
 
 
+def test_changed_files_of_data_are_asked_about_again(tmp_path: Path) -> None:
+    # A worker reads all of them into memory.
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("a" * 1000)
+
+    def key(*words: str) -> str:
+        given = ["model=gpt2_nano", "trainer=single", "backend=eager", "device=cpu"]
+        return key_of(to_config(compose([*given, *words])), 1, 1)
+
+    own = ("data=text", f"data.path={tmp_path}/texts")
+    before = key(*own)
+    assert key(*own) == before
+    (tmp_path / "texts" / "two.txt").write_text("b" * 100_000)
+    more = key(*own)
+    (tmp_path / "texts" / "two.txt").write_text("b" * 900_000)
+    assert len({before, more, key(*own)}) == 3
+    # A name on the hub, or a folder that is gone, is left to what opens the data.
+    gone = ("data=hf", "data.path=some/name")
+    assert key(*gone) == key(*gone)
+
+
+def test_a_node_with_other_cores_is_asked_about_again() -> None:
+    few, many = (
+        key_of(to_config(compose(["model=mlp", "launcher=slurm", f"launcher.cpus_per_node={cores}"])), 2, 1)
+        for cores in (4, 64)
+    )
+    assert few != many
+
+
 def test_a_measurement_above_the_band_widens_it_at_once(config: Config) -> None:
     learn(config, "one", 100, 150)
     found = Calibration.of(config).near(100)
