@@ -142,7 +142,7 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the estimate was asked for; it says that 12 GiB are needed, and for larger micro-batches more."""
     asked: list[Any] = []
 
-    def estimate(config: Any, limit: int | None, *, quick: bool, quiet: bool) -> dict[str, Any]:
+    def estimate(config: Any, limit: int | None, *, quick: bool, quiet: bool, timeout: float) -> dict[str, Any]:
         asked.append(config)
         if config.backend.name == "ort":
             raise RequestError("not known")

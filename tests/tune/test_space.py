@@ -125,7 +125,8 @@ def test_the_cells_that_would_be_searched_are_there_for_a_program(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single,ddp", "launcher.workers_per_node=1")
-    result = answer(tmp_path, capfd, "tune", *words, "launcher.dry_run=true", "--format=json")
+    held = ("launcher.threads=1", "launcher.allocator=system")
+    result = answer(tmp_path, capfd, "tune", *words, *held, "launcher.dry_run=true", "--format=json")
     planned = json.loads(result.stdout)
     assert planned["asked"] == planned["cells"][0]
     assert {cell["trainer"] for cell in planned["cells"]} == {"single"}

@@ -22,8 +22,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
-from ortlaunch.launch.allocator import allocator_variables
 from ortlaunch.data.files import find_files
+from ortlaunch.launch.allocator import allocator_variables
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
