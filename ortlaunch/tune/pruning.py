@@ -23,8 +23,8 @@ class Pruner(Protocol):
     def reason(self, cell: Cell, seen: Seen) -> str | None:
         """Why the cell need not be tried; None if it may be."""
 
-    def waits(self, cell: Cell, seen: Seen) -> bool:
-        """Whether another cell must be tried first, which may make this one needless."""
+    def before(self, cell: Cell) -> Cell | None:
+        """The cell that is tried before this one, if it is tried at all: it may make this one needless."""
 
 
 class Dominance:
@@ -58,9 +58,8 @@ class Dominance:
             )
         return self._known[cell]
 
-    def waits(self, cell: Cell, seen: Seen) -> bool:
-        twin = _twin(cell)
-        return twin is not None and twin not in seen and self._known.get(twin) is None
+    def before(self, cell: Cell) -> Cell | None:
+        return _twin(cell)
 
     def _checkpointing(self, cell: Cell, seen: Seen) -> str | None:
         twin = _twin(cell)

@@ -71,12 +71,11 @@ def test_the_space_leaves_out_what_a_rule_refuses_or_what_is_pointless(
 def test_checkpointing_waits_for_the_same_without_it_and_is_needless_where_that_fits() -> None:
     dominance = Dominance()
     on = cell(4, "on")
-    assert dominance.waits(on, {})
+    assert dominance.before(on) == cell(4)
+    assert dominance.before(cell(4)) is None
     assert dominance.reason(on, {}) is None
-    assert not dominance.waits(on, {cell(4): ok()})
     assert "the same without checkpointing fits" in str(dominance.reason(on, {cell(4): ok()}))
     assert dominance.reason(on, {cell(4): NO_MEMORY}) is None
-    assert not dominance.waits(on, {cell(4): NO_MEMORY})
 
 
 def test_what_needs_more_than_a_cell_without_memory_is_not_tried() -> None:
@@ -110,8 +109,6 @@ def test_the_estimate_is_asked_once_and_holds_for_larger_ones() -> None:
     assert dominance.estimated(cell(8), {}) == f"needs more memory than {cell(4)}: too large"
     assert dominance.estimated(cell(2), {}) is None
     assert asked == [cell(4), cell(2)]
-    # The twin of a cell that cannot fit waits for nothing.
-    assert not dominance.waits(cell(4, "on"), {})
 
 
 @pytest.fixture
@@ -119,7 +116,7 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the estimate was asked for; it says that 12 GiB are needed, and for larger micro-batches more."""
     asked: list[Any] = []
 
-    def estimate(config: Any, limit: int | None, *, quick: bool, quiet: bool) -> dict[str, Any]:
+    def estimate(config: Any, limit: int | None, *, quick: bool, quiet: bool, timeout: float) -> dict[str, Any]:
         asked.append(config)
         if config.backend.name == "ort":
             raise RequestError("not known")
