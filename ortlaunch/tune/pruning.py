@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ortlaunch.tune.cell import Cell, Outcome
@@ -26,8 +26,8 @@ class Pruner(Protocol):
     def reason(self, cell: Cell, seen: Seen) -> str | None:
         """Why the cell need not be tried; None if it may be."""
 
-    def waits(self, cell: Cell, seen: Seen) -> bool:
-        """Whether another cell must be tried first, which may make this one needless."""
+    def before(self, cell: Cell) -> Sequence[Cell]:
+        """The cells that are tried before this one, if they are tried at all: each may make this one needless."""
 
 
 class Dominance:
@@ -61,12 +61,8 @@ class Dominance:
             )
         return self._known[cell]
 
-    def waits(self, cell: Cell, seen: Seen) -> bool:
-        # A twin that cannot fit by another one's outcome or by the estimate is never tried.
-        return any(
-            twin not in seen and self._known.get(twin) is None and self._larger(twin, seen) is None
-            for twin in _twins(cell)
-        )
+    def before(self, cell: Cell) -> Sequence[Cell]:
+        return [*_twins(cell)]
 
     def _larger(self, cell: Cell, seen: Seen) -> str | None:
         exhausted = {other: outcome for other, outcome in seen.items() if outcome.status == "out of memory"}

@@ -130,7 +130,11 @@ class Schedule:
 
     def _ready(self, cells: Sequence[Cell]) -> list[Cell]:
         """Those of some open cells that may be tried now."""
-        return [cell for cell in self._prune(cells) if not self._plan.pruner.waits(cell, self._seen)]
+        return [cell for cell in self._prune(cells) if not self._waits(cell)]
+
+    def _waits(self, cell: Cell) -> bool:
+        """Whether another cell comes first. One that was left out, or is none of the space, holds up no other."""
+        return any(one in self._open for one in self._plan.pruner.before(cell))
 
     def _weighed(self) -> list[Cell]:
         """The cells to choose the next one from: all open ones, or some of many, with those next to the best."""
@@ -206,7 +210,7 @@ class Schedule:
 
     def _left(self, cell: Cell) -> str:
         """Why a cell was never tried although nothing speaks against it."""
-        if self._plan.pruner.waits(cell, self._seen):
+        if self._waits(cell):
             return "only of use if the same without checkpointing or offload does not fit, which was not tried"
         return NO_TIME if self._is_cut else NO_GAIN
 

@@ -71,34 +71,23 @@ def test_the_space_leaves_out_what_a_rule_refuses_or_what_is_pointless(
 def test_checkpointing_waits_for_the_same_without_it_and_is_needless_where_that_fits() -> None:
     dominance = Dominance()
     on = cell(4, "on")
-    assert dominance.waits(on, {})
+    assert dominance.before(on) == [cell(4)]
+    assert dominance.before(cell(4)) == []
     assert dominance.reason(on, {}) is None
-    assert not dominance.waits(on, {cell(4): ok()})
     assert "the same without checkpointing fits" in str(dominance.reason(on, {cell(4): ok()}))
     assert dominance.reason(on, {cell(4): NO_MEMORY}) is None
-    assert not dominance.waits(on, {cell(4): NO_MEMORY})
 
 
-def test_checkpointing_does_not_wait_for_what_cannot_fit() -> None:
-    dominance = Dominance()
-    seen = {cell(4): NO_MEMORY}
-    # The larger one without checkpointing is never tried.
-    assert dominance.reason(cell(8), seen) is not None
-    assert not dominance.waits(cell(8, "on"), seen)
-    assert dominance.waits(cell(2, "on"), seen)
-
-
-def test_offload_waits_for_the_same_without_it_and_is_needless_where_that_fits() -> None:
+def test_offload_comes_after_the_same_without_it_and_is_needless_where_that_fits() -> None:
     dominance = Dominance()
     plain = cell(4).having(trainer="zero2")
     offloaded = cell(4).having(trainer="zero2-offload")
     both = cell(4, "on").having(trainer="zero2-offload")
-    assert dominance.waits(offloaded, {})
+    assert dominance.before(offloaded) == [plain]
+    assert set(dominance.before(both)) == {offloaded, cell(4, "on").having(trainer="zero2")}
     assert "the same on the GPU fits" in str(dominance.reason(offloaded, {plain: ok()}))
     seen = {plain: NO_MEMORY}
     assert dominance.reason(offloaded, seen) is None
-    assert not dominance.waits(offloaded, seen)
-    assert dominance.waits(both, seen)
     assert "the same without checkpointing fits" in str(dominance.reason(both, seen | {offloaded: ok()}))
 
 
@@ -133,8 +122,6 @@ def test_the_estimate_is_asked_once_and_holds_for_larger_ones() -> None:
     assert dominance.estimated(cell(8), {}) == f"needs more memory than {cell(4)}: too large"
     assert dominance.estimated(cell(2), {}) is None
     assert asked == [cell(4), cell(2)]
-    # The twin of a cell that cannot fit waits for nothing.
-    assert not dominance.waits(cell(4, "on"), {})
 
 
 @pytest.fixture

@@ -198,6 +198,25 @@ def test_while_nothing_has_trained_the_minutes_are_used_to_the_end() -> None:
     assert finding.winner is not None
 
 
+def test_where_only_checkpointing_is_searched_nothing_waits_for_the_same_without_it() -> None:
+    cells = [Cell.of(micro_batch=size, checkpointing="on") for size in (1, 2, 4)]
+    plan, _ = made({cell: 100.0 * int(cell["micro_batch"]) for cell in cells})
+    finding = Schedule(plan).run()
+    assert finding.winner == cells[-1]
+    assert finding.pruned == {}
+
+
+def test_checkpointing_is_tried_where_the_same_without_it_was_left_out_for_its_memory() -> None:
+    cells = [Cell.of(micro_batch=size, checkpointing=how) for size in (1, 2, 4, 8) for how in ("off", "on")]
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        fits = int(cell["micro_batch"]) <= (1 if cell["checkpointing"] == "off" else 4)
+        return Outcome("ok", 10.0, rate=100.0 * int(cell["micro_batch"])) if fits else Outcome("out of memory", 5.0)
+
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 1200.0, math.inf)).run()
+    assert finding.winner == Cell.of(micro_batch=4, checkpointing="on")
+
+
 def test_all_trials_of_a_cell_count_and_only_the_start_of_the_latest() -> None:
     rates = iter([50.0, 100.0, 121.0])
     starts = iter([9.0, 7.0, 1.0])
