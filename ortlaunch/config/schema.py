@@ -136,8 +136,9 @@ class TrainConfig(Node):
     save_weights: bool = True
     """Write the trained weights to weights/ in the run folder at the end."""
     memory_check: MemoryCheck = MemoryCheck.warn
-    """What becomes of a run on the CPU that does not fit into the memory of its machine by `ortlaunch estimate`: `warn`
-    prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not check."""
+    """What becomes of a run that does not fit into the memory of its machine, or of its GPU, by `ortlaunch estimate`:
+    `warn` prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not
+    check."""
 
     def copied_checkpoints(self, after: int = 0) -> int:
         """How many checkpoints are due after a step beside which training goes on, so that each is a copy.

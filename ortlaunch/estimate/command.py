@@ -50,7 +50,7 @@ Options:
   --quick        leave out probes, the largest micro-batch, what checkpointing saves, and what makes it fit
   --format       table (default) or json
 
-Exit codes: 0 fits, 1 tight or does not fit, 2 the request is wrong"""
+Exit codes: 0 fits, or no limit is known; 1 tight or does not fit; 2 the request is wrong"""
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         arguments: the command line after ``estimate``.
 
     Returns:
-        0 if the run fits, 1 if it is tight or does not fit.
+        0 if the run fits or no limit is known, 1 if it is tight or does not fit.
 
     Raises:
         RequestError: the configuration is wrong, or the model or the data cannot be loaded.

@@ -194,6 +194,10 @@ class Ledger(TorchDispatchMode):
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         if tensor.device.type == "meta":
             return  # It has no memory. DeepSpeed keeps the parameters' shapes so.
+        if tensor.layout is not torch.strided:
+            for one in _parts(tensor):
+                self._note(one, is_written=is_written)
+            return
         storage = tensor.untyped_storage()
         entry = self._entries.get(storage._cdata)
         if entry is None:
@@ -230,6 +234,17 @@ class Ledger(TorchDispatchMode):
     def _forget(self, entry: _Entry) -> None:
         self._tensors -= entry.written
         self._resident.free(entry.block)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that hold a sparse one; none of another layout, as oneDNN's own, which shows no memory."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
 
 
 def _use(tensors: int, resident: list[int]) -> Use:

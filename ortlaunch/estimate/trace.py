@@ -27,6 +27,7 @@ from ortlaunch.estimate.pretend import (
 )
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
+from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
@@ -215,6 +216,7 @@ class Rehearsal:
         if self._config.train.deterministic:
             make_deterministic()
         model = build_seeded(self._config)
+        check_precision(model)
         self._ended("build")
         if self._on_gpu:
             del self._phases["build"]

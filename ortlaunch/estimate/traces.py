@@ -44,7 +44,10 @@ _OF_FAKE_TENSORS = (
     fake_tensor.UnsupportedOperatorException,
     fake_tensor.MetadataMismatchError,
 )
-_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
+_SIGNS = (
+    *("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses"),
+    *("no fake impl registered", "shape_env must not be None", "'meta' device type", "_share_fd_"),
+)
 
 
 class Traces:

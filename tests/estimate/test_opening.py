@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
@@ -112,6 +114,22 @@ def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pyt
     found, added = asked()
     assert not found.is_fake
     assert size - 40 < added / MIB < size + 20
+
+
+@torch.library.custom_op("ortlaunch_tests::doubled", mutates_args=())
+def doubled(tensor: torch.Tensor) -> torch.Tensor:
+    return 2 * tensor
+
+
+def jagged(*_: object) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+@pytest.mark.parametrize("operation", [doubled, jagged, torch.Tensor.share_memory_, torch.Tensor.numpy])
+def test_an_operation_that_needs_content_does_not_make_a_step_wrong(operation: Callable[[torch.Tensor], Any]) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception) as caught:
+        operation(torch.ones(3))
+    assert traces._needs_content(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from ortlaunch.base.errors import FindingError, WrongGradientsError
+from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import trace as trace_module
@@ -63,6 +63,21 @@ def test_a_storage_that_is_resized_in_place_is_counted_anew() -> None:
         assert ledger.now.tensors == 0
         del gathered
     assert ledger.now.process < 4096
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_tensor_has_the_memory_of_its_parts() -> None:
+    with Ledger() as ledger:
+        values, rows = torch.ones(QUARTER), torch.zeros(1, QUARTER, dtype=torch.int64)
+        sparse = torch.sparse_coo_tensor(rows, values, (10,), check_invariants=False) * 2
+        assert ledger.now.tensors == 6 * MIB
+        del sparse
+        assert ledger.now.tensors == 3 * MIB
+        rows = torch.eye(QUARTER // 8, 2).to_sparse_csr()
+        assert MIB < ledger.now.tensors < 3 * MIB
+        rows = torch.ones(QUARTER).to_mkldnn()
+        assert ledger.now.tensors == MIB
+        del rows
 
 
 def test_a_mapped_file_is_counted_beside_the_allocator() -> None:
@@ -345,6 +360,18 @@ def test_tensors_that_only_have_a_shape_take_no_memory() -> None:
         shape = torch.zeros(QUARTER, device="meta")
         assert ledger.take_peak().process == 0
         del shape
+
+
+class Low(torch.nn.Linear):
+    """Has weights in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10, dtype=torch.bfloat16)
+
+
+def test_weights_that_no_run_would_train_are_refused() -> None:
+    with pytest.raises(RequestError, match="'weight' is in bfloat16"):
+        traced("model=factory", f"model.target={__name__}:Low")
 
 
 def test_phases_that_a_run_does_not_have_are_left_out() -> None:

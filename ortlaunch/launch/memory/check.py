@@ -242,9 +242,10 @@ def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     word = "does not fit" if band.low > limit else "most likely does not fit" if is_certain else "may not fit"
     lack = band.middle - limit if is_certain else band.high - limit
     change = next((one.words for one in estimate.changes if correct(one.machine).high <= limit), "")
-    who = "a worker takes" if question.on_gpu else f"{counted(question.workers, 'worker')} on a machine take"
+    who = "a worker" if question.on_gpu else f"{counted(question.workers, 'worker')} on a machine"
+    take = "takes" if question.on_gpu or question.workers == 1 else "take"
     return (
-        f"the run {word} into memory: {who} {_figures(band)}, and {size(limit)} are there "
+        f"the run {word} into memory: {who} {take} {_figures(band)}, and {size(limit)} are there "
         f"({question.limit_source}), {size(lack)} too little{'' if is_certain else ' at worst'}. "
         f"{f'{change} fits' if change else 'ortlaunch estimate looks for a change that fits'}; {OFF} does not check"
     ), is_certain

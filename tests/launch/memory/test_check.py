@@ -25,7 +25,7 @@ from tests.support.waiting import until
 SECONDS = 150
 WORDS = (*KEYS, "device=cpu", "tracking=none")
 HUGE = 2**49
-LINE = "the run does not fit into memory: 1 worker on a machine take"
+LINE = "the run does not fit into memory: 1 worker on a machine takes"
 SMALLER = Change("train.batch_size=1 train.grad_accumulation=4", Band(1, 2, 3))
 
 
