@@ -57,8 +57,8 @@ _SPARE = 0.9
 _CHECK_SECONDS = 1800.0
 """A model that trains may yet hang in the check, such as with its smaller batch."""
 _EPILOG = f"""\
-Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers and their threads, micro-batch with
-accumulation, activation checkpointing, and on the CPU launcher.allocator, for the same global batch, precision and
+Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers and their threads, micro-batch
+with accumulation, activation checkpointing, and on the CPU launcher.allocator, for the same global batch, precision and
 optimizer. A key that you give holds its axis:
 backend=eager,ort searches these two. Each trial is an ordinary run of few steps in a process of its own, under a limit
 of memory and a time-out. The same command goes on after it was ended, and shows its result again when it is done.
