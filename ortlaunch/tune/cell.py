@@ -10,6 +10,9 @@ Value = str | int
 Stage = Literal["probe", "short", "long", "round", "again"]
 Status = Literal["ok", "out of memory", "time-out", "failed"]
 
+MOST_OF_CORES = 0.5
+"""With this share of the cores in other hands, a time-out says little about what was tried."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -78,6 +81,11 @@ class Outcome:
     def ok(self) -> bool:
         """Whether there is a speed."""
         return self.status == "ok"
+
+    @property
+    def is_late_by_others(self) -> bool:
+        """Whether it did not end in time while other processes had most of the cores."""
+        return self.status == "time-out" and self.others >= MOST_OF_CORES
 
     def score(self, work: float) -> float:
         """Samples per second over a whole run, with the start that its backend costs.

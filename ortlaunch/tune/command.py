@@ -151,6 +151,8 @@ class _Tuning:
         self._notes = Notes(folder.path / folders.NOTES)
         self._limit = self._memory()
         self._fit: str | None = None
+        self._checked: dict[str, dict[str, Any]] = {}
+        """What this process has found about the fitness for ONNX Runtime."""
 
     def run(self) -> dict[str, Any]:
         """Searches to the end and writes the result."""
@@ -218,15 +220,17 @@ class _Tuning:
             return None
         # The check is about the model in a precision. It says the same of other workers, micro-batches and optimizers.
         key = f"check {self._space.configured(cell).train.precision.name}"
-        noted = self._notes.get(key)
+        noted = self._checked.get(key) or self._notes.get(key)
         if noted is None or not {"fit", "verdict"} <= noted.keys():
             self._say("check: examining whether the model is fit for ONNX Runtime")
             try:
                 report = look(self._space.configured(cell), with_cost=False, quiet=True, timeout=_CHECK_SECONDS)
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}
+                self._notes.put(key, noted)
             except RequestError as error:
+                # It says nothing about the model. When the search goes on, the model is examined again.
                 noted = {"fit": False, "verdict": str(error)}
-            self._notes.put(key, noted)
+            self._checked[key] = noted
         self._fit = str(noted["verdict"])
         return None if noted["fit"] else f"ortlaunch check: {noted['verdict']}"
 

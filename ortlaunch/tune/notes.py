@@ -71,8 +71,9 @@ class Notes:
     def remembered(self, trial: Callable[[Cell, Effort], Outcome]) -> Callable[[Cell, Effort], Outcome]:
         """The same trial function, which takes an outcome from the notes if there is one.
 
-        A failure of the machine is not noted: when the search goes on, it is tried again. A trial that did not end in
-        time is made again where it may now take several times as long, as with more minutes.
+        A failure of the machine is not noted, nor is a trial that did not end in time while other processes had most of
+        the cores: when the search goes on, they are tried again. Another one that did not end in time is made again
+        where it may now take several times as long, as with more minutes.
         """
 
         def run(cell: Cell, effort: Effort) -> Outcome:
@@ -81,7 +82,7 @@ class Notes:
             if noted is not None and not (noted.status == "time-out" and effort.timeout >= _AGAIN * noted.seconds):
                 return noted
             outcome = trial(cell, effort)
-            if not outcome.is_of_machine:
+            if not outcome.is_of_machine and not outcome.is_late_by_others:
                 self.put(key, outcome.to_json())
             return outcome
 

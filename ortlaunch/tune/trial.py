@@ -25,7 +25,7 @@ from ortlaunch.run.journal import iterate
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import ENDED_TAG, RunState
 from ortlaunch.tracking import trackers
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
+from ortlaunch.tune.cell import MOST_OF_CORES, Cell, Effort, Outcome, Status
 from ortlaunch.tune.process import CONFIG, REFUSED, REQUEST, RUN
 from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, ON
 from ortlaunch.tune.space import Space
@@ -217,7 +217,9 @@ def _failure(watched: Watched, failures: list[str], effort: Effort, limit: int |
     if watched.ended == "out of memory" and limit is not None:
         return "out of memory", f"more than the {limit / 2**30:.2f} GiB it may have"
     if watched.ended == "time-out":
-        return "time-out", f"not done after {effort.timeout:.0f} s"
+        is_busy = watched.others >= MOST_OF_CORES
+        busy = f", while other processes had {watched.others:.0%} of the cores" if is_busy else ""
+        return "time-out", f"not done after {effort.timeout:.0f} s{busy}"
     for message in failures:
         line = next((line.strip() for line in message.splitlines() if any(sign in line for sign in _NO_MEMORY)), None)
         if line is not None:

@@ -52,6 +52,27 @@ def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pyt
     assert checked == ["bf16", "fp32"]
 
 
+def test_a_check_that_ended_early_is_made_again_when_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [RequestError("the check itself ended early"), {"fit": True, "verdict": "fit"}]
+
+    def look(*words: Any, **options: Any) -> dict[str, Any]:
+        answer = answers.pop(0)
+        if isinstance(answer, RequestError):
+            raise answer
+        return dict(answer)
+
+    monkeypatch.setattr(command, "look", look)
+    config = SimpleNamespace(train=SimpleNamespace(precision=Precision.fp32))
+    space = cast(Space, SimpleNamespace(configured=lambda cell: config))
+    one, other = (Cell.of(backend="ort", micro_batch=size) for size in (1, 2))
+    tuning = tuning_of(space, tmp_path)
+    assert [tuning._unfit(cell) for cell in (one, other)] == ["ortlaunch check: the check itself ended early"] * 2
+    assert tuning_of(space, tmp_path)._unfit(one) is None
+    assert answers == []
+
+
 def test_a_limit_or_a_check_that_another_version_has_noted_otherwise_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

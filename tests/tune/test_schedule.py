@@ -314,6 +314,13 @@ def test_an_outcome_that_another_version_has_noted_otherwise_is_measured_again(t
     assert [one.is_noted for one in found] == [number == 3 for number in range(8)]
 
 
+@pytest.mark.parametrize(("others", "made_again"), [(0.1, False), (0.9, True)])
+def test_a_time_out_beside_other_work_is_no_result_for_later(tmp_path: Path, others: float, made_again: bool) -> None:
+    for number in range(2):
+        late = Notes(tmp_path / "notes").remembered(lambda cell, effort: Outcome("time-out", 60.1, others=others))
+        assert late(A, Effort("short", 0, 2.0, None, 60.0)).is_noted == (number == 1 and not made_again)
+
+
 def test_a_trial_that_did_not_end_is_made_again_when_it_may_take_twice_as_long(tmp_path: Path) -> None:
     timeouts: list[float] = []
 

@@ -216,6 +216,11 @@ def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: 
     assert reason in found.reason
 
 
+def test_a_time_out_tells_of_other_work(tmp_path: Path) -> None:
+    found = outcome_of(replace(ended("time-out", 1), others=0.91), None, 3, EFFORT, None)
+    assert found.reason == "not done after 60 s, while other processes had 91% of the cores"
+
+
 PORT = "torchrun ended with 1:\nDistNetworkError: cannot listen on any address (errno: 98 - Address already in use)."
 
 
