@@ -141,8 +141,19 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
 
     Weights that are read from files have content: transformers reads them in other threads, for which the mode does
     not hold, and safetensors makes them without an operation. A parameter with content cannot take the fake result of
-    an operation as its data.
+    an operation as its data. What safetensors' ``load_file`` gives is a part of a mapped file, too.
     """
+    import safetensors.torch
+
+    usual = safetensors.torch.load_file
+
+    def load_file(*arguments: Any, **named: Any) -> dict[str, torch.Tensor]:
+        with _disable_current_modes():
+            found = usual(*arguments, **named)
+        fakes = {name: mode.from_tensor(tensor) for name, tensor in found.items()}
+        for fake in fakes.values():
+            adopt(fake, is_mapped=True)
+        return fakes
 
     def taken(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
         if type(parameter) is not torch.nn.Parameter or isinstance(parameter, FakeTensor):
@@ -159,7 +170,8 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
     # A hook may return another parameter, which its type in torch does not say.
     handle = register_module_parameter_registration_hook(taken)  # type: ignore[arg-type]
     try:
-        yield
+        with replaced(safetensors.torch, "load_file", load_file):
+            yield
     finally:
         handle.remove()
 

@@ -48,6 +48,8 @@ _SIGNS = (
     *("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses"),
     *("no fake impl registered", "shape_env must not be None", "'meta' device type", "_share_fd_"),
 )
+"""Signs of errors that are no fault of the model. Others are, unless a real step shows that it trains."""
+_FAILS = "a step of this configuration fails"
 
 
 class Traces:
@@ -95,25 +97,25 @@ class Traces:
         except RequestError:
             raise
         except Exception as error:
-            reason = f"{type(error).__name__}: {shortened(error)}"
-            if not _needs_content(error):
-                raise RequestError(f"a step of this configuration fails: {reason}") from error
+            reason, needs_content = _reason(error), _needs_content(error)
         finally:
             # Before a probe, whose tensors would be in it.
             self.base = CONTEXT.middle if self._request.on_gpu else self._process_base()
         self.is_fake = False
         self.note = f"the model cannot be traced on tensors without content ({reason})"
         if not self._request.may_probe or self._request.on_gpu:
-            raise RequestError(self.note)
+            raise RequestError(self.note if needs_content else f"{_FAILS}: {reason}")
         most = _limit_memory(self._request.limit)
         try:
             found = self._traced(self._config)
         except RequestError:
             raise
         except Exception as error:
-            where = f" in a process that may take {size(most)}" if is_lack_of_memory(error) else ""
-            reason = f"{type(error).__name__}: {shortened(error)}"
-            raise RequestError(f"{self.note}, and one real step of it fails{where}: {reason}") from error
+            is_too_large = is_lack_of_memory(error)
+            if not needs_content and not is_too_large:
+                raise RequestError(f"{_FAILS}: {_reason(error)}") from error
+            where = f" in a process that may take {size(most)}" if is_too_large else ""
+            raise RequestError(f"{self.note}, and one real step of it fails{where}: {_reason(error)}") from error
         # What the step has imported and keeps beside its tensors, which the trace did not come to.
         self.base = max(self.base, self._process_base() - found.left)
         return found
@@ -129,7 +131,7 @@ class Traces:
         except RequestError:
             raise
         except Exception as error:
-            raise RequestError(f"a step of this configuration fails: {shortened(error)}") from error
+            raise RequestError(f"{_FAILS}: {shortened(error)}") from error
 
     @property
     def most_samples(self) -> int:
@@ -179,6 +181,10 @@ class Traces:
 def shortened(error: BaseException) -> str:
     """The beginning of an error's text in one line."""
     return " ".join(str(error).split())[:300]
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {shortened(error)}"
 
 
 def _loaders(processes: Sequence[int]) -> Band:

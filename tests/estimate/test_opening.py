@@ -132,17 +132,41 @@ def test_an_operation_that_needs_content_does_not_make_a_step_wrong(operation: C
     assert traces._needs_content(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ValueError("no such class"), "one real step of it fails: ValueError: no such class"),
-        (MemoryError("no room"), "one real step of it fails in a process that may take 2.00 GiB: MemoryError: no room"),
-    ],
-    ids=["wrong", "too large"],
-)
-def test_a_real_step_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+def test_a_step_that_only_a_trace_cannot_take_is_really_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def traced(*_: Any, is_fake: bool) -> Trace:
-        raise DataDependentOutputException("an item") if is_fake else error
+        if is_fake:
+            raise ValueError("what no list of errors has")
+        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
+
+    monkeypatch.setattr(traces, "trace", traced)
+    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: 2048 * MIB)
+    found, _ = asked()
+    assert not found.is_fake
+    assert "(ValueError: what no list of errors has)" in found.note
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (
+            DataDependentOutputException("an item"),
+            ValueError("no class"),
+            "one real step of it fails: ValueError: no class",
+        ),
+        (
+            DataDependentOutputException("an item"),
+            MemoryError("no room"),
+            "one real step of it fails in a process that may take 2.00 GiB: MemoryError: no room",
+        ),
+        (ValueError("a shape"), ValueError("the shape"), "a step of this configuration fails: ValueError: the shape"),
+    ],
+    ids=["wrong", "too large", "wrong in both"],
+)
+def test_a_real_step_that_fails_says_why(
+    monkeypatch: pytest.MonkeyPatch, first: Exception, second: Exception, said: str
+) -> None:
+    def traced(*_: Any, is_fake: bool) -> Trace:
+        raise first if is_fake else second
 
     monkeypatch.setattr(traces, "trace", traced)
     monkeypatch.setattr(traces, "_limit_memory", lambda _limit: 2048 * MIB)

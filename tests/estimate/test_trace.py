@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
@@ -18,7 +19,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import trace as trace_module
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import few_numbers_known, join_nobody, replacements
+from ortlaunch.estimate.pretend import few_numbers_known, join_nobody, loaded_without_content, replacements
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
 from ortlaunch.models.task import Batch, Task
@@ -115,6 +116,19 @@ def test_weights_that_are_read_from_a_folder_are_parameters_and_not_activations(
     assert (found.parts.parameters, found.parts.gradients) == (size + buffers, size)
     assert found.parts.activations < size
     assert size <= found.phases["build"].tensors < 1.1 * size
+
+
+def test_weights_that_a_model_of_the_user_reads_from_a_file_need_no_content(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"weight": torch.ones(QUARTER)}, tmp_path / "one.safetensors")
+    usual, ledger = safetensors.torch.load_file, Ledger()
+    with FakeTensorMode() as mode, loaded_without_content(mode, ledger.adopt), ledger:
+        found = safetensors.torch.load_file(tmp_path / "one.safetensors")
+        assert isinstance(found["weight"], FakeTensor)
+        assert ledger.now.tensors == MIB
+        assert MIB <= ledger.now.process < 1.1 * MIB
+        del found
+    assert ledger.now.tensors == 0
+    assert safetensors.torch.load_file is usual
 
 
 def traced(*words: str) -> Trace:
