@@ -136,7 +136,7 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
     def load_file(*arguments: Any, **named: Any) -> dict[str, torch.Tensor]:
         with _disable_current_modes():
             found = usual(*arguments, **named)
-        fakes = {name: mode.from_tensor(tensor) for name, tensor in found.items()}
+        fakes: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in found.items()}
         for fake in fakes.values():
             adopt(fake, is_mapped=True)
         return fakes
