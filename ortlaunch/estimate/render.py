@@ -87,11 +87,10 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
     if runs := report["calibrated_by_runs"]:
         how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
         lines.append(f"calibrated by {counted(runs, 'configuration')} that ran on this machine{how}")
-    if report["checkpointing_saves_bytes"] is not None:
-        lines.append(
-            f"train.activation_checkpointing=true would save {size(max(0, report['checkpointing_saves_bytes']))} of a "
-            "worker's step"
-        )
+    if (saved := report["checkpointing_saves_bytes"]) is not None:
+        # Holes in the heap may come to more than a small model's activations.
+        what = f"{size(saved)} of a worker's step" if saved > 0 else "nothing"
+        lines.append(f"train.activation_checkpointing=true would save {what}")
     if report["largest_batch_size"] is not None:
         found = str(report["largest_batch_size"] or "none")
         if (likely := report["likely_batch_size"]) is not None:

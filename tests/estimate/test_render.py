@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ortlaunch.estimate.render import render
+from ortlaunch.estimate.render import _conclusions, render
 
 MIB = 2**20
 PARTS = (
@@ -43,3 +43,12 @@ def test_what_a_small_model_holds_does_not_look_overlooked(size: int, text: str)
     render(report, Console(file=out, width=120))
     (line,) = (line for line in out.getvalue().splitlines() if line.strip().startswith("gradients"))
     assert line.split(maxsplit=1)[1].strip() == text
+
+
+@pytest.mark.parametrize(("saved", "text"), [(3 * MIB, "3 MiB of a worker's step"), (0, "nothing")])
+def test_checkpointing_that_saves_nothing_is_said_to(saved: int, text: str) -> None:
+    names = ("low_bytes", "peak_bytes", "high_bytes", "limit_bytes", "compilers_bytes", "loaders_bytes")
+    machine = {**dict.fromkeys(names, 0), "limit_source": "--memory"}
+    nothing = dict.fromkeys(("calibrated_by_runs", "largest_batch_size", "change"))
+    report = {**nothing, "machine": machine, "workers": [{}], "device": "cpu", "checkpointing_saves_bytes": saved}
+    assert f"train.activation_checkpointing=true would save {text}" in _conclusions(report)
