@@ -188,7 +188,7 @@ def test_threads_share_the_cores_or_leave_some_idle(monkeypatch: pytest.MonkeyPa
         (("device=cuda",), (), None, None),
         (("device=cuda", "launcher.threads=2,4"), (), {2, 4}, None),
     ],
-    ids=str,
+    ids=["one", "given", "threads held", "both held", "on a GPU", "given on a GPU"],
 )
 def test_threads_and_allocator_have_a_place_where_they_are_searched(
     monkeypatch: pytest.MonkeyPatch,
