@@ -82,9 +82,9 @@ def work(run_dir: Path) -> None:
     check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
     selection = None
-    from ortlaunch.trainer.garbage import left_out
-
     if isinstance(config.backend, AutoConfig):
+        from ortlaunch.trainer.garbage import left_out
+
         # It imports torch.
         with left_out():
             from ortlaunch.trainer.auto.selection import Selection, with_backend

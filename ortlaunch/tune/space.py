@@ -121,11 +121,6 @@ class Space:
             activation_checkpointing=cell[CHECKPOINTING] == ON,
             precision=Precision[str(axes.get(PRECISION, config.train.precision.name))],
         )
-        launcher = replace(config.launcher, workers_per_node=int(cell[WORKERS]))
-        if THREADS in axes:
-            launcher = replace(launcher, threads=self._asked_threads(int(cell[WORKERS]), int(axes[THREADS])))
-        if ALLOCATOR in axes:
-            launcher = replace(launcher, allocator=Allocator[str(axes[ALLOCATOR])])
         return prepared(
             replace(
                 config,
@@ -133,7 +128,7 @@ class Space:
                 backend=self._backend(str(cell[BACKEND])),
                 trainer=self._trainer(str(cell[TRAINER])),
                 optimizer=self._optimizer(str(axes.get(OPTIMIZER, config.optimizer.name))),
-                launcher=launcher,
+                launcher=self._launcher(cell),
             )
         )
 
@@ -153,14 +148,11 @@ class Space:
             f"train.grad_accumulation={self.accumulation(cell)}",
             f"train.activation_checkpointing={_text(cell[CHECKPOINTING] == ON)}",
         ]
-        axes, launcher = dict(cell.values), self.asked.launcher
-        if THREADS in axes:
-            threads = self._asked_threads(int(cell[WORKERS]), int(axes[THREADS]))
-            found.append(f"launcher.threads={'null' if threads is None else threads}")
-        elif THREADS in self.words.given:
+        axes, launcher = dict(cell.values), self._launcher(cell)
+        if THREADS in axes or THREADS in self.words.given:
             found.append(f"launcher.threads={'null' if launcher.threads is None else launcher.threads}")
         if ALLOCATOR in axes or ALLOCATOR in self.words.given:
-            found.append(f"launcher.allocator={axes.get(ALLOCATOR, launcher.allocator.name)}")
+            found.append(f"launcher.allocator={launcher.allocator.name}")
         if PRECISION in axes:
             found.append(f"train.precision={axes[PRECISION]}")
         if OPTIMIZER in axes:
@@ -343,15 +335,23 @@ class Space:
 
     def _threads(self, workers: int) -> list[int]:
         """Threads of each of so many workers: all cores, half of them (many cores are two threads of one), and one."""
-        share = max(1, usable_cores() // workers)
+        share = _share(workers)
         given = self.words.given.get(THREADS)
         counts = [share, -(-share // 2), 1] if given is None else _numbers("launcher.threads", given, share)
         return list(dict.fromkeys(counts)) if self._is_searched(THREADS) else [share]
 
-    def _asked_threads(self, workers: int, threads: int) -> int | None:
-        """The key of a number of threads. None is the share of the cores where it was asked for so."""
-        is_share = threads == max(1, usable_cores() // workers)
-        return None if is_share and self.asked.launcher.threads is None else threads
+    def _launcher(self, cell: Cell) -> Any:
+        """The launcher's keys of a cell."""
+        axes, workers = dict(cell.values), int(cell[WORKERS])
+        launcher = replace(self.asked.launcher, workers_per_node=workers)
+        if THREADS in axes:
+            threads = int(axes[THREADS])
+            # Null is the share of the cores where it was asked for so.
+            is_null = launcher.threads is None and threads == _share(workers)
+            launcher = replace(launcher, threads=None if is_null else threads)
+        if ALLOCATOR in axes:
+            launcher = replace(launcher, allocator=Allocator[str(axes[ALLOCATOR])])
+        return launcher
 
     def _micro_batches(self, workers: int) -> list[int]:
         """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too close."""
@@ -393,6 +393,11 @@ class Space:
             return asked
         shared = {one.name: getattr(asked, one.name) for one in dataclasses.fields(OptimizerConfig)}
         return GROUPS["optimizer"][name](**(shared | {"name": name}))
+
+
+def _share(workers: int) -> int:
+    """The cores of each of so many workers."""
+    return max(1, usable_cores() // workers)
 
 
 def _label(config: Config) -> str:
