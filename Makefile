@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
-WHOLE_RUNS := tests/integration tests/faults tests/wheel
+WHOLE_RUNS := tests/integration tests/numbers tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # The service: real servers, and Chromium.
 SERVICE := tests/serve
@@ -24,7 +24,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -63,6 +63,11 @@ test-attack: $(INSTALLED)
 ## test-drawn: 500 drawn models trained under ORT and in eager; prints the outcomes, and each bad model reduced to a small one
 test-drawn: $(INSTALLED)
 	$(BIN)/python -m tests.drawn
+
+## test-numbers: 240 drawn runs under eager PyTorch and 60 under ONNX Runtime, held against fp64 in one process
+test-numbers: $(INSTALLED)
+	$(BIN)/python -m tests.numbers
+	$(BIN)/python -m tests.numbers --backends ort --seeds 0 60
 
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed

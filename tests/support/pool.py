@@ -81,12 +81,13 @@ class Pool:
         self._started = 0
         self._has_failed = False
 
-    def train(self, cwd: Path, *overrides: str) -> Trained:
+    def train(self, cwd: Path, *overrides: str, record: Path | None = None) -> Trained:
         """Trains a run to its end.
 
         Args:
             cwd: the folder that the command is typed in: its run folder lies below, and a user's modules lie there.
             overrides: the command line; the number of workers is the pool's.
+            record: an existing folder for what `tests.support.recording` keeps; None keeps nothing.
         """
         here = Path.cwd()
         os.chdir(cwd)
@@ -100,7 +101,7 @@ class Pool:
         assert plan.workers == self._workers
         journal = Journal(plan.journal)
         journal_start(journal, plan, config)
-        failed = self._failures(plan.run_dir, cwd)
+        failed = self._failures(plan.run_dir, cwd, record)
         self._has_failed = bool(failed)
         journal.end("FAILED" if failed else "FINISHED")
         journal.close()
@@ -116,11 +117,11 @@ class Pool:
                     process.wait(timeout=10)
         self._kill()
 
-    def _failures(self, run_dir: Path, cwd: Path) -> list[dict[str, Any]]:
+    def _failures(self, run_dir: Path, cwd: Path, record: Path | None) -> list[dict[str, Any]]:
         """Has the workers train; returns what those that failed answer."""
         for _ in range(2):
             try:
-                return [answer for answer in self._ask(run_dir, cwd) if answer]
+                return [answer for answer in self._ask(run_dir, cwd, record) if answer]
             except _GoneError as error:
                 said = str(error)
                 if (run_dir / "logs").exists():
@@ -129,13 +130,15 @@ class Pool:
                 warnings.warn(f"a pool's workers ended between two runs: {said}", stacklevel=3)
         return [{"error": said, "is_request": False}]
 
-    def _ask(self, run_dir: Path, cwd: Path) -> list[dict[str, Any]]:
+    def _ask(self, run_dir: Path, cwd: Path, record: Path | None) -> list[dict[str, Any]]:
         if self._number >= RUNS:
             self.close()
         if not self._are_there():
             self._kill()
             self._start()
-        self._request(json.dumps({"run_dir": str(run_dir), "cwd": str(cwd), "after_failure": self._has_failed}))
+        kept = str(record) if record else ""
+        request = {"run_dir": str(run_dir), "cwd": str(cwd), "record": kept, "after_failure": self._has_failed}
+        self._request(json.dumps(request))
         paths = [self._requests / f"{self._number}.{rank}.answer" for rank in range(self._workers)]
         deadline = time.monotonic() + SECONDS
         begun: float | None = None

@@ -31,6 +31,7 @@ from ortlaunch.run import failure
 from ortlaunch.trainer import context
 from ortlaunch.trainer.run import train_run
 from ortlaunch.trainer.workers import Workers, join
+from tests.support.recording import recorded
 
 _POLL_SECONDS = 0.02
 
@@ -73,7 +74,8 @@ def main() -> None:
         # With the first run's time-outs.
         workers = workers or join(load_config(Path(request["run_dir"]) / "config.yaml"), Device.cpu)
         groups.begin(after_failure=request["after_failure"])
-        answer = _train(Path(request["run_dir"]), Path(request["cwd"]), workers)
+        record = Path(request["record"]) if request["record"] else None
+        answer = _train(Path(request["run_dir"]), Path(request["cwd"]), workers, record)
         replace_text(folder / f"{number}.{workers.rank}.answer", json.dumps(answer))
     # As a worker ends: see ortlaunch.worker.
     os._exit(0)
@@ -89,10 +91,11 @@ def _wait_for(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text() or "null")
 
 
-def _train(run_dir: Path, cwd: Path, workers: Workers) -> dict[str, object]:
+def _train(run_dir: Path, cwd: Path, workers: Workers, record: Path | None) -> dict[str, object]:
     with _as_in_a_process_of_its_own(run_dir / "logs" / f"rank-{workers.rank}.log", cwd):
         try:
-            train_run(load_config(run_dir / "config.yaml"), run_dir, workers, {}, time.time())
+            with recorded(record, workers):
+                train_run(load_config(run_dir / "config.yaml"), run_dir, workers, {}, time.time())
         except BaseException as error:
             traceback.print_exc()
             failure.record(run_dir, workers.rank, error)

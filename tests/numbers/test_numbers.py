@@ -1,0 +1,29 @@
+"""Drawn runs compute what one process computes in fp64 by plain torch: losses, norms, learning rates, final weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.numbers.draws import draw
+from tests.numbers.judge import judged
+from tests.support.nightly import first_in_ci
+
+# Each process would start workers of its own.
+pytestmark = pytest.mark.xdist_group("numbers")
+
+
+@pytest.mark.parametrize("one", first_in_ci([draw(seed) for seed in range(240)], 14), ids=str)
+def test_drawn_runs_in_eager_pytorch(one, tmp_path, pools):
+    assert judged(one, tmp_path, pools) == ""
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("one", first_in_ci([draw(seed, ("ort",)) for seed in range(60)], 5), ids=str)
+def test_drawn_runs_under_onnx_runtime(one, tmp_path, pools):
+    assert judged(one, tmp_path, pools) == ""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("one", [draw(seed, ("compile",)) for seed in range(20)], ids=str)
+def test_drawn_runs_under_torch_compile(one, tmp_path, pools):
+    assert judged(one, tmp_path, pools) == ""

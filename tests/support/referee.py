@@ -1,0 +1,171 @@
+"""The referee of numbers: a recorded run once more, in one process, in fp64, by plain torch alone.
+
+The rules are written down here a second time, as the documentation has them: the loss of a step is the mean over its
+micro-batches and workers, matrices alone decay, and a learning rate follows its schedule. No code of ortlaunch computes
+anything here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ortlaunch.config.schema import Config
+from tests.support.pool import Trained
+
+Tensors = dict[str, torch.Tensor]
+Loss = Callable[[nn.Module, Tensors, Tensors], torch.Tensor]
+"""From the model, its buffers and a micro-batch to the loss."""
+
+LOSS, NORM, RATE, WEIGHTS = 3e-5, 5e-4, 1e-6, 3e-3
+"""The largest relative differences that fp32 makes in a few steps; of the weights, as a share of how far they moved."""
+
+
+@dataclass
+class Course:
+    """What a run computed: by step, and at its end."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    weights: Tensors = field(default_factory=dict)
+    """By name, at the end; in fp64."""
+    first: Tensors = field(default_factory=dict)
+    """The same before the first step."""
+
+
+def replayed(
+    model: nn.Module, loss: Loss, config: Config, records: Iterable[Path], *, sends_buffers: bool, workers: int
+) -> Course:
+    """Trains on what a run, and those that resumed it, took.
+
+    Args:
+        model: the plain model, with any weights.
+        loss: the loss of a micro-batch.
+        config: that of the last run.
+        records: the folders of `tests.support.recording`, in the order of the runs.
+        sends_buffers: whether each step begins with the first worker's buffers, as DDP has it.
+        workers: how many there were.
+    """
+    folders = list(records)
+    weights, kept = torch.load(folders[0] / "state-0.pt")
+    model.double()
+    for name, parameter in model.named_parameters():
+        parameter.data = weights[name].double()
+    buffers = [{name: _exact(buffer) for name, buffer in kept.items()} for _ in range(workers)]
+    taken = [
+        [batch for folder in folders for batch in torch.load(folder / f"batches-{rank}.pt")] for rank in range(workers)
+    ]
+    course = Course(first=_weights(model))
+    optimizer = _optimizer(model, config)
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    count = config.train.grad_accumulation
+    for step in range(config.train.steps):
+        if sends_buffers:
+            buffers = [{name: value.clone() for name, value in buffers[0].items()} for _ in range(workers)]
+        total = torch.zeros((), dtype=torch.float64)
+        for rank in range(workers):
+            for batch in taken[rank][step * count : (step + 1) * count]:
+                exact = {name: _exact(tensor) for name, tensor in batch.items()}
+                share = loss(model, buffers[rank], exact) / (count * workers)
+                share.backward()
+                total += share.detach()
+        graded = [parameter.grad for parameter in trained if parameter.grad is not None]
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in graded))
+        clip = config.train.clip_grad_norm
+        if clip is not None and norm > clip:
+            for gradient in graded:
+                gradient *= clip / norm
+        rate = config.optimizer.lr * _ratio(config, step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        course.losses.append(float(total))
+        course.norms.append(norm)
+        course.rates.append(rate)
+    course.weights = _weights(model)
+    return course
+
+
+def course_of(runs: list[Trained]) -> Course:
+    """What the journals of a run, and of those that resumed it, say, with the weights that the last one left."""
+    from safetensors.torch import load_file
+
+    course = Course()
+    for run in runs:
+        course.losses += run.series("train/loss").values()
+        course.norms += run.series("train/grad_norm").values()
+        course.rates += run.series("train/lr").values()
+    course.weights = load_file(runs[-1].run_dir / "weights" / "model.safetensors")
+    return course
+
+
+def difference(run: Course, exact: Course) -> str:
+    """The first difference that is more than rounding, in words; empty if there is none."""
+    for name, mine, theirs, bound in (
+        ("lr", run.rates, exact.rates, RATE),
+        ("loss", run.losses, exact.losses, LOSS),
+        ("grad_norm", run.norms, exact.norms, NORM),
+    ):
+        if len(mine) != len(theirs):
+            return f"{name}: {len(mine)} steps for {len(theirs)}"
+        for step, (one, other) in enumerate(zip(mine, theirs, strict=True), start=1):
+            if not abs(one - other) <= bound * abs(other) + bound * 1e-2:
+                return f"{name} of step {step}: {one:.6g} for {other:.6g}"
+    stored = {name: value for name, value in exact.weights.items() if name in run.weights}
+    if not stored:
+        return "no weights to compare"
+    for name, value in stored.items():
+        moved = float((value - exact.first[name]).norm())
+        off = float((run.weights[name].double() - value).norm())
+        if not off <= WEIGHTS * moved + 1e-6 * float(value.norm()):
+            return f"{name} at the end: off by {off:.3g} after moving by {moved:.3g}"
+    return ""
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _weights(model: nn.Module) -> Tensors:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    cfg: Any = config.optimizer
+    normalizing = {
+        id(parameter)
+        for module in model.modules()
+        if "Norm" in type(module).__name__
+        for parameter in module.parameters(recurse=False)
+    }
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        is_exempt = parameter.ndim < 2 or name.endswith("bias") or id(parameter) in normalizing
+        decay = 0.0 if is_exempt and not cfg.decay_bias_and_norm else cfg.weight_decay
+        if parameter.requires_grad:
+            groups.setdefault(decay, []).append(parameter)
+    parts: list[dict[str, Any]] = [{"params": group, "weight_decay": decay} for decay, group in groups.items()]
+    if cfg.name == "sgd":
+        return torch.optim.SGD(parts, lr=cfg.lr, momentum=cfg.momentum, foreach=False, fused=False)
+    betas = (cfg.beta1, cfg.beta2)
+    return torch.optim.AdamW(parts, lr=cfg.lr, betas=betas, eps=cfg.eps, foreach=False, fused=False)
+
+
+def _ratio(config: Config, done: int) -> float:
+    """The share of the peak learning rate after `done` steps."""
+    cfg: Any = config.scheduler
+    if done < cfg.warmup_steps:
+        return float((done + 1) / (cfg.warmup_steps + 1))
+    progress = min(1.0, (done - cfg.warmup_steps) / max(1, config.train.steps - 1 - cfg.warmup_steps))
+    if cfg.name == "constant":
+        return 1.0
+    falls = (1 + math.cos(math.pi * progress)) / 2 if cfg.name == "cosine" else 1 - progress
+    return float(cfg.min_ratio + (1 - cfg.min_ratio) * falls)
