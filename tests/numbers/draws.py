@@ -1,7 +1,8 @@
 """Runs drawn from a seed: a model of odd parts, a trainer, a backend and settings of the loop.
 
 No draw has what is known to be computed otherwise: under DeepSpeed, weights that a step does not use beside weight
-decay or momentum; weights that only some workers use in a step; losses that are means over other numbers than of samples.
+decay or momentum; weights that only some workers use in a step; losses that are means over a number other than of
+samples.
 """
 
 from __future__ import annotations
