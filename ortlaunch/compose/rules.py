@@ -33,7 +33,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
-from ortlaunch.models.source import check_source
+from ortlaunch.models.source import check_source, check_target
 from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import steps_in
 from ortlaunch.run.run import Run
@@ -92,7 +92,10 @@ def _no_secrets(config: Config) -> None:
 
 def _known_model(config: Config) -> None:
     registry.check_request(config.model)
-    check_source(config.model, same_environment=launcher_of(config).finds_same_packages(config))
+    same_environment = launcher_of(config).finds_same_packages(config)
+    check_source(config.model, same_environment=same_environment)
+    if config.train.items is not None:
+        check_target(config.train.items, "train.items", same_environment=same_environment)
 
 
 def _model_fits_data(config: Config) -> None:

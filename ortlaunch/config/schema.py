@@ -100,6 +100,10 @@ class TrainConfig(Node):
     """Samples per worker and micro-batch."""
     grad_accumulation: int = number(1, least=1)
     """Micro-batches per optimizer step; gradients are averaged over them."""
+    items: str | None = None
+    """`module:function`: from a micro-batch to the number of items that its loss is a mean over, such as labelled
+    tokens. The loss of a step is the mean over all items of its micro-batches on all workers. null finds out by itself
+    whether these are samples or labels other than -100."""
     precision: Precision = Precision.fp32
     clip_grad_norm: float | None = number(1.0, above=0, hint="null switches clipping off")
     """Largest total gradient norm. Gradients with a larger norm are scaled down to it; null switches clipping off."""

@@ -51,7 +51,7 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
         raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
     # Each split is used whole, so no part of it is held out.
     whole = replace(cfg, eval_fraction=0.0)
-    held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), share, encoder).dataset
+    held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), _everything(share), encoder).dataset
     return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
 
 
@@ -64,8 +64,8 @@ def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: 
     if not cfg.streaming:
         tokens = encode_all(_texts(data, cfg.column), encoder)
         return array_source(tokens, cfg.seq_len, _origin(cfg), encoder.vocab_size)
-    stream = partial(PackedStream, data, share, encoder, seq_len=cfg.seq_len, column=cfg.column)
-    trained = stream(belongs=lambda document: not is_held_out(document, cfg.eval_fraction))
+    stream = partial(PackedStream, data, encoder=encoder, seq_len=cfg.seq_len, column=cfg.column)
+    trained = stream(share, belongs=lambda document: not is_held_out(document, cfg.eval_fraction))
     return Source(
         trained,
         "tokens",
@@ -73,8 +73,14 @@ def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: 
         _stream_fingerprint(cfg),
         vocab_size=encoder.vocab_size,
         max_workers=trained.shards,
-        held_out=stream(belongs=lambda document: is_held_out(document, cfg.eval_fraction)),
+        held_out=stream(_everything(share), belongs=lambda document: is_held_out(document, cfg.eval_fraction)),
+        labels_vary=False,
     )
+
+
+def _everything(share: Share) -> Share:
+    """What each rank reads of a stream that is evaluated on: all of it, in the order of the data."""
+    return Share(0, 1, share.seed, shuffles=False)
 
 
 def _import_datasets(share: Share) -> ModuleType:

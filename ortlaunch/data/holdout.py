@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.data.source import Share, Source
@@ -48,37 +48,45 @@ def is_held_out(document: str, fraction: float) -> bool:
     return zlib.crc32(document[:_HASHED_CHARACTERS].encode(errors="replace")) < fraction * 2**32
 
 
-def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: int) -> list[Batch]:
+@dataclass(frozen=True)
+class HeldOut:
+    """A batch of an evaluation."""
+
+    batch: Batch
+    counts: bool
+    """False for a repeat, by which a rank without a further batch keeps up with the others."""
+
+
+def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: int) -> list[HeldOut]:
     """This rank's batches of an evaluation. They are the same in every evaluation.
 
-    Every rank has the same number of batches, and no sample is on two ranks. All ranks together take the first
-    `samples` held-out samples, without a rest that does not fill a batch on every rank. For a stream, each rank takes
-    the first samples of its own part.
+    All ranks together take each of the first `samples` held-out samples once. Batch k goes to rank k modulo their
+    number, and only the last one may be smaller, so that the batches do not depend on the number of ranks.
 
     Args:
         source: an opened source, after `hold_out`.
         share: this rank's place.
-        batch_size: samples per batch of this rank. A batch is smaller if this rank has fewer samples.
+        batch_size: samples per batch.
         samples: the largest number of samples of all ranks together.
 
     Raises:
-        RequestError: there is not one held-out sample for every rank.
+        RequestError: there is no held-out sample.
     """
     held_out = source.held_out
     if held_out is None:
         raise RequestError(f"train.eval_every: {source.origin} has no held-out samples: raise data.eval_fraction")
-    mine = (
-        _first_of_stream(held_out, samples // share.world_size)
-        if isinstance(held_out, IterableDataset)
-        else _first(held_out, min(samples, len(held_out)), share)  # type: ignore[arg-type]
-    )
-    size = min(batch_size, len(mine))
-    if size == 0:
-        raise RequestError(
-            f"train.eval_every: {source.origin} holds out less than one sample for each of {share.world_size} workers: "
-            "raise data.eval_fraction or train.eval_samples"
-        )
-    return [collate(mine[start : start + size]) for start in range(0, len(mine) - size + 1, size)]
+    kept: Any = list(islice(held_out, samples)) if isinstance(held_out, IterableDataset) else held_out
+    count = min(samples, len(kept))
+    if count == 0:
+        raise RequestError(f"train.eval_every: {source.origin} holds out no sample: raise data.eval_fraction")
+
+    def batch(start: int) -> Batch:
+        return collate([kept[index] for index in range(start, min(start + batch_size, count))])
+
+    starts = range(0, count, batch_size)
+    mine = [HeldOut(batch(start), counts=True) for start in starts[share.rank :: share.world_size]]
+    is_short = len(mine) < -(-len(starts) // share.world_size)
+    return [*mine, HeldOut(batch(0), counts=False)] if is_short else mine
 
 
 def collate(samples: list[dict[str, Any]]) -> Batch:
@@ -88,23 +96,3 @@ def collate(samples: list[dict[str, Any]]) -> Batch:
         # The labels are a copy because a model may mask its labels in place.
         batch["labels"] = batch["input_ids"].clone()
     return batch
-
-
-def _first(held_out: Dataset[dict[str, Any]], count: int, share: Share) -> list[dict[str, Any]]:
-    each = count // share.world_size
-    return [held_out[index] for index in range(share.rank, each * share.world_size, share.world_size)]
-
-
-def _first_of_stream(held_out: IterableDataset[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    # A stream that is too short starts again from its beginning, because every rank needs the same number of samples.
-    taken: list[dict[str, Any]] = []
-    while len(taken) < count:
-        before = len(taken)
-        taken += _up_to(iter(held_out), count - before)
-        if len(taken) == before:
-            break
-    return taken
-
-
-def _up_to(samples: Iterator[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    return [sample for _, sample in zip(range(count), samples, strict=False)]

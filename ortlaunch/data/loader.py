@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import counted
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
-from ortlaunch.data.holdout import collate, held_out_batches, hold_out
+from ortlaunch.data.holdout import HeldOut, collate, held_out_batches, hold_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.position import Position
 from ortlaunch.data.processes import signals_held, start_loader_process
@@ -63,6 +63,7 @@ class Loader:
         num_classes: the number of labels, for images.
         fingerprint: a short hash that identifies the data set.
         origin: the data as the user typed it.
+        labels_vary: whether samples may have other numbers of labels that count.
         samples: the training samples of one epoch over all workers, with the rest that is dropped; None for a stream.
         batches_per_epoch: the batches that this rank takes per epoch; None for a stream.
         epoch: the epoch of the batch returned last, counted from 0.
@@ -77,6 +78,7 @@ class Loader:
         self.num_classes = source.num_classes
         self.fingerprint = source.fingerprint
         self.origin = source.origin
+        self.labels_vary = source.labels_vary
         self.samples = source.samples
         self.batches_per_epoch = _batches_per_epoch(source, share, batch_size)
         self.epoch = start.epoch
@@ -127,7 +129,7 @@ class Loader:
         """The numbers of the loader processes that have been started."""
         return [process.pid for process in getattr(self._iterator, "_workers", ())]
 
-    def held_out(self, samples: int) -> list[Batch]:
+    def held_out(self, samples: int) -> list[HeldOut]:
         """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
         return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
 

@@ -70,5 +70,7 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         # that loader processes share, but they do not begin an epoch at the same time.
         from datasets.distributed import split_dataset_by_node
 
-        shuffled = self._data.shuffle(seed=mix(self._share.seed, epoch), buffer_size=SHUFFLE_ROWS)
-        return split_dataset_by_node(shuffled, rank=self._share.rank, world_size=self._share.world_size)
+        data = self._data
+        if self._share.shuffles:
+            data = data.shuffle(seed=mix(self._share.seed, epoch), buffer_size=SHUFFLE_ROWS)
+        return split_dataset_by_node(data, rank=self._share.rank, world_size=self._share.world_size)

@@ -33,6 +33,7 @@ class Share:
     rank: int
     world_size: int
     seed: int
+    shuffles: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Source:
         vocab_size: the number of distinct token ids; None if it is unknown or the data is not tokens.
         num_classes: the number of labels of an image source.
         max_workers: the largest number of loader processes that can read a stream; None if there is no limit.
-        held_out: the samples to evaluate on, none of which is in `dataset`; None if none are held out (yet).
+        held_out: the samples to evaluate on, none of which is in `dataset`; None if none are held out (yet). A stream
+            is the same on every rank.
+        labels_vary: whether samples may have other numbers of labels that count: labels of -100 do not.
     """
 
     dataset: Dataset[dict[str, Any]]
@@ -59,6 +62,7 @@ class Source:
     num_classes: int | None = None
     max_workers: int | None = None
     held_out: Dataset[dict[str, Any]] | None = None
+    labels_vary: bool = True
 
     @property
     def samples(self) -> int | None:
@@ -113,7 +117,8 @@ def array_source(tokens: Tokens, seq_len: int, origin: str, vocab_size: int) -> 
     """
     check_enough(len(tokens), seq_len, origin)
     fingerprint = digest(str(tokens.dtype), tokens)
-    return Source(TokenArray(tokens, seq_len), "tokens", origin, fingerprint, vocab_size=vocab_size)
+    data = TokenArray(tokens, seq_len)
+    return Source(data, "tokens", origin, fingerprint, vocab_size=vocab_size, labels_vary=False)
 
 
 def check_seq_len(seq_len: int) -> None:

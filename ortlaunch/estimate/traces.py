@@ -174,8 +174,8 @@ class Traces:
         train = self._config.train
         if train.eval_every is None:
             return 0
-        batches = self._loader.held_out(train.eval_samples)
-        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
+        held_out = self._loader.held_out(train.eval_samples)
+        return sum(tensor.nbytes for one in held_out for tensor in one.batch.values())
 
 
 def shortened(error: BaseException) -> str:

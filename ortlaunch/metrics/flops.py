@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortlaunch.models.modes import evaluation
+from ortlaunch.models.modes import evaluation, untouched
 from ortlaunch.models.task import Batch, Task, with_gradient
 
 _PASSES = 3.0
 """Cost of forward and backward in forwards; the backward computes the gradients of a product's input and weight."""
-_PLAIN = (bool, int, float, str, type(None))
 
 
 def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
@@ -37,37 +33,10 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     # and all activations. The counter knows matrix products but not every fused attention, such as that of the CPU. The
     # unfused form consists of products.
     attention, counter = sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False)
-    with _untouched(model), evaluation(model), attention, counter:
+    with untouched(model), evaluation(model), attention, counter:
         if is_whole or not trained:
             with torch.no_grad():
                 task.loss(model, sample)
         else:
             torch.autograd.grad(with_gradient(task.loss(model, sample)), trained, allow_unused=True)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()
-
-
-@contextlib.contextmanager
-def _untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Restores what a forward may change: buffers, and values that modules hold, the mode of each among them."""
-    before = [
-        (
-            module,
-            [
-                (name, one, None if one is None else (one.clone(), one._version))
-                for name, one in module._buffers.items()
-            ],
-            {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)},
-        )
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for module, buffers, values in before:
-            vars(module).update(values)
-            for name, buffer, kept in buffers:
-                module._buffers[name] = buffer
-                # Not by its values, which tensors without content do not have.
-                if buffer is not None and kept is not None and buffer._version != kept[1]:
-                    with torch.no_grad():
-                        buffer.copy_(kept[0])

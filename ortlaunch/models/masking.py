@@ -66,3 +66,7 @@ class HidesTokens:
             labels = labels.masked_fill(~hidden, IGNORED)
             input_ids = input_ids.masked_fill(hidden, self.mask_token_id)
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)  # type: ignore[misc]
+
+    def loss_items(self, batch: dict[str, Tensor]) -> int:
+        """The hidden tokens of a batch whose labels are not ignored: what the loss is the mean over."""
+        return int((hidden_positions(batch["input_ids"]) & (batch["labels"] != IGNORED)).sum())

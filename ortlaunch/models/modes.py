@@ -1,4 +1,4 @@
-"""Keeps the train and eval mode of single modules where a mode is set for the whole model."""
+"""Keeps what a model is beside its weights: the train and eval mode of single modules, buffers, plain values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def set_modes(model: torch.nn.Module, flags: list[bool]) -> None:
@@ -70,3 +72,30 @@ def evaluation(model: torch.nn.Module) -> Iterator[None]:
         finally:
             # A wrapper such as ORTModule, and a model with a train() of its own, do more than to set the mode.
             model.train(was_training)
+
+
+@contextlib.contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Restores what a forward may change: buffers, and values that modules hold, the mode of each among them."""
+    before = [
+        (
+            module,
+            [
+                (name, one, None if one is None else (one.clone(), one._version))
+                for name, one in module._buffers.items()
+            ],
+            {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)},
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers, values in before:
+            vars(module).update(values)
+            for name, buffer, kept in buffers:
+                module._buffers[name] = buffer
+                # Not by its values, which tensors without content do not have.
+                if buffer is not None and kept is not None and buffer._version != kept[1]:
+                    with torch.no_grad():
+                        buffer.copy_(kept[0])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -31,7 +30,6 @@ ENTRY_POINTS = "ortlaunch.models"
 """The entry-point group in which installed packages announce models."""
 
 FACTORY = "factory"
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 
@@ -162,8 +160,6 @@ def check_request(cfg: ModelConfig) -> None:
             raise RequestError(
                 "model=factory builds what model.target names: give model.target=package.module:callable"
             )
-        if not _TARGET.fullmatch(cfg.target):
-            raise RequestError(f"model.target={cfg.target} is not of the form package.module:callable")
         return
     if cfg.target is not None:
         raise RequestError(
@@ -206,7 +202,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
     model = builder(**cfg.params)
-    if cfg.target is None and cfg.name in _BUILT_IN:
+    if is_built_in(cfg):
         note_built(model)
     if getattr(model, "training", None) is False:
         model.train()
@@ -216,17 +212,31 @@ def construct(cfg: ModelConfig) -> nn.Module:
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     """The builder of a configuration's model, and its name for messages."""
     if cfg.target is not None:
-        return _load(cfg.target, f"model.target={cfg.target}"), cfg.target
+        return load_target(cfg.target, f"model.target={cfg.target}"), cfg.target
     for models in (_BUILT_IN, _REGISTERED):
         if cfg.name in models:
             return models[cfg.name][1], f"model {cfg.name}"
     entry = available().get(cfg.name)
     if entry is None:
         raise RequestError(unknown_model_message(cfg.name))
-    return _load(entry.target, f"model={cfg.name} ({entry.summary})"), f"model {cfg.name}"
+    return load_target(entry.target, f"model={cfg.name} ({entry.summary})"), f"model {cfg.name}"
 
 
-def _load(target: str, where: str) -> Callable[..., Any]:
+def is_built_in(cfg: ModelConfig) -> bool:
+    """Whether a configuration's model is one of ortlaunch's own."""
+    return cfg.target is None and cfg.name in _BUILT_IN
+
+
+def load_target(target: str, where: str) -> Callable[..., Any]:
+    """Imports ``package.module:callable``.
+
+    Args:
+        target: what to import.
+        where: the key and its value, or what else named it, for messages.
+
+    Raises:
+        RequestError: there is no such module or name, or it is nothing that can be called.
+    """
     module_name, _, path = target.partition(":")
     found: Any = _import(module_name, where)
     for part in path.split("."):
@@ -234,9 +244,7 @@ def _load(target: str, where: str) -> Callable[..., Any]:
             raise RequestError(no_name(path, module_name, part, dir(found), where))
         found = getattr(found, part)
     if not callable(found):
-        raise RequestError(
-            f"{where}: '{path}' is a {type(found).__name__}, not a class or function that builds a model"
-        )
+        raise RequestError(f"{where}: '{path}' is a {type(found).__name__}, not a class or function")
     return found
 
 

@@ -22,6 +22,7 @@ from ortlaunch.base.nearest import nearest
 from ortlaunch.base.reading import read_bytes
 from ortlaunch.config.schema import ModelConfig
 
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAKES_NAMES = frozenset(
     ("__dict__", "__getattr__", "__path__", "eval", "exec", "globals", "locals", "meta_path", "setattr", "vars")
@@ -44,12 +45,28 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
         # The import of this module may add to the search path, so the later ones cannot be checked.
         _find_module(cfg.imports[0], f"model.imports: {cfg.imports[0]}", same_environment)
     elif cfg.target is not None:
-        module, _, path = cfg.target.partition(":")
-        where = f"model.target={cfg.target}"
-        spec = _find_module(module, where, same_environment)
-        text = _read(spec, module, where, same_environment) if spec is not None else None
-        if spec is not None and text is not None:
-            _check_name(path, text, spec, module, where)
+        check_target(cfg.target, "model.target", same_environment=same_environment)
+
+
+def check_target(target: str, key: str, *, same_environment: bool) -> None:
+    """Checks that the module of a target exists and that its source has the name.
+
+    Args:
+        target: ``package.module:name``.
+        key: the key that named it, for messages.
+        same_environment: as in `check_source`.
+
+    Raises:
+        RequestError: as `check_source`, or the target is not of this form.
+    """
+    where = f"{key}={target}"
+    if not _TARGET.fullmatch(target):
+        raise RequestError(f"{where} is not of the form package.module:callable")
+    module, _, path = target.partition(":")
+    spec = _find_module(module, where, same_environment)
+    text = _read(spec, module, where, same_environment) if spec is not None else None
+    if spec is not None and text is not None:
+        _check_name(path, text, spec, module, where)
 
 
 def digests(cfg: ModelConfig) -> list[str]:

@@ -87,6 +87,14 @@ def with_gradient(loss: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+def weighed(loss: torch.Tensor, weight: float | None) -> torch.Tensor:
+    """The loss times the weight of its micro-batch; None stands for 1."""
+    if weight is None:
+        return loss
+    # A mean over no items is no number, and its gradients would be none.
+    return loss * weight if weight else loss.nan_to_num() * 0.0
+
+
 def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     """The loss in a model's outputs, or the loss that is computed from its logits and the batch's labels.
 

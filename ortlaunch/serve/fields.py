@@ -51,7 +51,7 @@ _NEVER = _OF_ONE_START | {
     *("launcher.extra", "launcher.srun_extra", "launcher.env"),
 }
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
-_CODE_OF_MODEL = ("model.target", "model.imports")
+_CODE = ("model.target", "model.imports", "train.items")
 _TEXTS_OF_RUNNERS = frozenset(
     [
         *("name", "experiment", "backend.mode"),
@@ -141,7 +141,7 @@ def key_of_own_code(values: Mapping[str, Any], ready: Mapping[str, Any]) -> str 
             continue
         of_launcher = key.startswith("launcher.") and key not in _OF_ONE_START and key != "launcher.name"
         least = min((one.role for one in catalogue().get(key, ())), default=Role.author)
-        if key in _CODE_OF_MODEL or (of_launcher and least >= Role.author):
+        if key in _CODE or (of_launcher and least >= Role.author):
             return key
     return None
 

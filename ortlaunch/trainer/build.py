@@ -18,6 +18,7 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
+from ortlaunch.models.items import Items
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import take_first_workers_buffers
@@ -25,6 +26,7 @@ from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.context import RunContext
+from ortlaunch.trainer.counting import counted_items
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
@@ -62,6 +64,8 @@ class Wrapped:
     built: Built
     engine: Engine
     task: Task
+    items: Items | None
+    """What a loss is a mean over; None where all micro-batches have as many."""
     batches: Lookahead
     flops_per_sample: float | None
     """Of forward and backward; None if it is not known."""
@@ -96,6 +100,7 @@ class Parts:
     model: torch.nn.Module
     shapes: dict[str, list[int]]
     buffers: OwnBuffers
+    items: Items | None
     flops_per_sample: float | None
     engine: Engine
     backend: BackendRun
@@ -164,8 +169,9 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
         ranges.check(context.config, built.data.loader)
         raise
     ranges.check(context.config, built.data.loader)
+    items = counted_items(context, built.model, task, batches, labels_vary=built.data.loader.labels_vary)
     engine = wrap(built.model, context.config, context.workers, task, context.run.path)
-    return Wrapped(built, engine, task, batches, flops)
+    return Wrapped(built, engine, task, items, batches, flops)
 
 
 def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) -> Restored:
@@ -208,6 +214,7 @@ def seed_training(context: RunContext, checked: Checked) -> Parts:
         model=built.model,
         shapes=built.shapes,
         buffers=built.buffers,
+        items=wrapped.items,
         flops_per_sample=wrapped.flops_per_sample,
         engine=wrapped.engine,
         backend=checked.backend,

@@ -18,6 +18,10 @@ from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.guard import Guard
 
 
+def no_weight() -> None:
+    """The weight of a micro-batch in a step whose micro-batches all weigh the same."""
+
+
 class Engine(ABC):
     """Forward, backward and optimizer step of one worker."""
 
@@ -37,15 +41,16 @@ class Engine(ABC):
     """
 
     @abstractmethod
-    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
         """Runs forward and backward of one micro-batch.
 
         Args:
             batch: tensors on this worker's device.
             last: whether the optimizer step follows. Workers need to exchange gradients only then.
+            weight: called once, between forward and backward: the factor of the loss; None stands for 1.
 
         Returns:
-            The micro-batch's loss, a detached scalar on the device.
+            The micro-batch's weighed loss, a detached scalar on the device.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Micro-batches on the device, copied ahead where that overlaps with computing."""
+"""Micro-batches on the device, copied ahead where that overlaps with computing, and their weights in the step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from itertools import islice
 from typing import Self
 
 import torch
+import torch.distributed as dist
 
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.position import Position
+from ortlaunch.models.items import Items
 from ortlaunch.models.task import Batch
 
 
@@ -50,16 +52,52 @@ class Lookahead:
         return PositionedBatch(batch, self._loader.position)
 
 
+class Weights:
+    """How much each micro-batch of a step weighs: its items over the mean number of items of all micro-batches."""
+
+    def __init__(self, items: Items, group: dist.ProcessGroup | None) -> None:
+        """
+        Args:
+            items: what the loss of a micro-batch is a mean over.
+            group: all workers, on the CPU, for nothing else; None for a single worker.
+        """
+        self._items = items
+        self._group = group
+        self._counts: deque[int] = deque()
+        self._total = torch.zeros(2)
+        self._exchange: dist.Work | None = None
+
+    def begin_step(self, batches: list[Batch]) -> None:
+        """Begins to sum the items of this step's micro-batches on all workers, all of which call it."""
+        self._counts = deque(map(self._items, batches))
+        self._total = torch.tensor([float(sum(self._counts)), float(len(batches))], dtype=torch.float64)
+        if self._group is not None:
+            self._exchange = dist.all_reduce(self._total, group=self._group, async_op=True)
+
+    def take(self) -> float:
+        """The weight of the step's next micro-batch; the mean of all of them is 1, or 0 in a step without items."""
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._exchange = None
+        items, batches = self._total.tolist()
+        return self._counts.popleft() * batches / items if items else 0.0
+
+
 class Feed:
     """Copies batches to the device. On CUDA the next batch is copied while the step computes."""
 
-    def __init__(self, batches: Iterator[PositionedBatch], device: torch.device) -> None:
+    def __init__(
+        self, batches: Iterator[PositionedBatch], device: torch.device, weights: Weights | None = None
+    ) -> None:
         """
         Args:
             batches: endless; in page-locked memory where the device is CUDA.
             device: where to copy them.
+            weights: weighs the micro-batches of a step; None where all weigh the same.
         """
         self._batches = batches
+        self._read: deque[PositionedBatch] = deque()
+        self._weights = weights
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: PositionedBatch | None = None
@@ -72,6 +110,21 @@ class Feed:
         """The position in the data after the last batch that `take` returned; there must have been one."""
         assert self._position is not None
         return self._position
+
+    def begin_step(self, count: int) -> None:
+        """Reads this step's `count` micro-batches ahead, where they are weighed. All workers call it."""
+        if self._weights is not None:
+            # On CUDA the first one may have been copied already.
+            held = [] if self._ready is None else [self._ready]
+            self._read.extend(self._next() for _ in range(count - len(held)))
+            self._weights.begin_step([one.batch for one in (*held, *self._read)])
+
+    def weight(self) -> float | None:
+        """The weight of the loss of the batch that `take` returned last; None where all weigh the same.
+
+        It may wait for the other workers, and is to be asked once for each batch.
+        """
+        return None if self._weights is None else self._weights.take()
 
     def take(self) -> Batch:
         """The next batch, on the device."""
@@ -93,10 +146,14 @@ class Feed:
         if self._stream is not None and self._ready is None:
             self._ready = self._copied()
 
-    def _copied(self) -> PositionedBatch:
+    def _next(self) -> PositionedBatch:
         since = time.perf_counter()
         taken = next(self._batches)
         self.waited += time.perf_counter() - since
+        return taken
+
+    def _copied(self) -> PositionedBatch:
+        taken = self._read.popleft() if self._read else self._next()
         with torch.cuda.stream(self._stream):
             batch = {name: tensor.to(self._device, non_blocking=True) for name, tensor in taken.batch.items()}
         return PositionedBatch(batch, taken.position)

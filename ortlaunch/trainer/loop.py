@@ -108,11 +108,12 @@ def _accumulate(
     """Forward and backward over the micro-batches of one step.
 
     Returns:
-        Their mean loss, still on the device, and whether `backend` took the time of some steps.
+        The mean of their weighed losses, still on the device, and whether `backend` took the time of some steps.
     """
     total = torch.zeros((), device=device)
     disturbed = False
     waited = feed.waited
+    feed.begin_step(count)
     for index in range(count):
         recorder.own_time.begin()
         batch = feed.take()
@@ -120,7 +121,7 @@ def _accumulate(
         step_end.beat()
         if index == 0:
             disturbed |= backend.recheck(engine.guard.step, batch)
-        total += engine.micro_step(batch, last=index == count - 1)
+        total += engine.micro_step(batch, last=index == count - 1, weight=feed.weight)
         disturbed |= backend.check_decisions(batch)
         recorder.own_time.begin()
         feed.prefetch()

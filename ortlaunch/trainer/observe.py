@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.metrics.peaks import peak_flops
+from ortlaunch.models.items import samples
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.trainer.build import Parts
@@ -57,7 +58,8 @@ def _evaluation(context: RunContext, parts: Parts, recorder: Recorder) -> Evalua
     if train.eval_every is None:
         return None
     held_out = parts.loader.held_out(train.eval_samples)
-    return Evaluation(held_out, train.eval_every, train.steps, context.workers, recorder, parts.backend)
+    items = parts.items or samples
+    return Evaluation(held_out, items, train.eval_every, train.steps, context.workers, recorder, parts.backend)
 
 
 def _journal_start(journal: Journal, start: Start, run: Run, attempt: int, fingerprint: str) -> None:

@@ -12,14 +12,14 @@ from ortlaunch.trainer.build import Parts
 from ortlaunch.trainer.checkpoint.saver import Saver
 from ortlaunch.trainer.checkpoint_facts import CheckpointFacts
 from ortlaunch.trainer.context import RunContext
-from ortlaunch.trainer.feed import Feed
+from ortlaunch.trainer.feed import Feed, Weights
 from ortlaunch.trainer.loop import run_steps
 from ortlaunch.trainer.observe import Observed
 from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder, seconds_since
 from ortlaunch.trainer.step_end import StepEnd
 from ortlaunch.trainer.stop import StopRequests
-from ortlaunch.trainer.workers import set_time_limits
+from ortlaunch.trainer.workers import separate_group, set_time_limits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
         TrainingError: a loss or a gradient is not finite, or the checkpoint of a stopped run cannot be written.
     """
     parts, recorder = observed.parts, observed.recorder
-    feed = Feed(parts.batches, context.workers.device)
+    feed = Feed(parts.batches, context.workers.device, _weights(context, parts))
     stop = StopRequests(
         context.run.path,
         context.control,
@@ -70,6 +70,13 @@ def train(context: RunContext, observed: Observed) -> Trained:
     step_end.finish()
     parts.loader.close()
     return Trained(parts, step_end.stopped_at, recorder)
+
+
+def _weights(context: RunContext, parts: Parts) -> Weights | None:
+    if parts.items is None:
+        return None
+    alone = context.workers.world_size == 1
+    return Weights(parts.items, None if alone else separate_group(context.config))
 
 
 def _probation(context: RunContext, parts: Parts, stop: StopRequests) -> Probation | None:

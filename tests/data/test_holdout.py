@@ -50,6 +50,11 @@ def seen(batches: list[dict[str, torch.Tensor]]) -> list[bytes]:
     return [sample for batch in batches for sample in key(batch)]
 
 
+def held_out(loader: Loader, samples: int) -> list[dict[str, torch.Tensor]]:
+    """The batches of an evaluation that count."""
+    return [one.batch for one in loader.held_out(samples) if one.counts]
+
+
 @pytest.mark.parametrize("name", ["pysource", "synthetic", "digits", "text", "tokens", "hf", "stream"])
 def test_no_held_out_sample_is_trained_on(
     load: Load, numbered: TokensConfig, documents: HfDataConfig, tmp_path: Path, name: str
@@ -65,7 +70,7 @@ def test_no_held_out_sample_is_trained_on(
         "stream": HfDataConfig(path=documents.path, seq_len=8, streaming=True),
     }
     loader = load(sources[name], eval_fraction=0.1)
-    evaluated = seen(loader.held_out(10_000 if loader.samples else 40))
+    evaluated = seen(held_out(loader, 10_000 if loader.samples else 40))
     epoch = loader.batches_per_epoch or 170
     trained = seen(list(islice(loader, epoch)))
     assert len(trained) > 5 * len(evaluated) > 0
@@ -87,55 +92,62 @@ def test_a_tenth_of_a_stream_is_held_out_and_the_rest_trained(load: Load, docume
     loader = load(documents, eval_fraction=0.1, batch_size=1)
     while loader.epoch == 0:
         trained.update(key(next(loader)))
-    evaluated.update(seen(loader.held_out(200)))
+    evaluated.update(seen(held_out(loader, 200)))
     assert len(whole) == 400
     assert trained | evaluated == whole
     assert 20 <= len(evaluated) <= 60
 
 
-def test_the_held_out_part_is_the_end_and_the_same_for_every_seed_and_number_of_workers(
-    load: Load, numbered: TokensConfig
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 18])
+def test_each_held_out_sample_counts_once_in_batches_that_do_not_depend_on_the_workers(
+    load: Load, numbered: TokensConfig, documents: HfDataConfig, batch_size: int
 ) -> None:
-    expected = list(range(90, 100))
-    for world_size, batch_size in ((1, 5), (2, 5), (2, 2), (5, 1)):
-        ranks = [
-            load(numbered, eval_fraction=0.1, seed=3, rank=rank, world_size=world_size, batch_size=batch_size)
-            for rank in range(world_size)
-        ]
-        batches = [loader.held_out(1000) for loader in ranks]
-        assert len({len(of_rank) for of_rank in batches}) == 1
-        numbers = [n for of_rank in batches for batch in of_rank for n in (batch["input_ids"][:, 0] // 4).tolist()]
-        assert len(numbers) == len(set(numbers))
-        assert set(numbers) <= set(expected)
-        assert len(numbers) == 10 // (world_size * batch_size) * world_size * batch_size
+    """The end of the data, whatever the seed; of a stream, its first held-out documents."""
+    documents.streaming = True
+    for cfg, samples in ((numbered, 10), (documents, 9)):
+        orders = set()
+        for world_size in (1, 2, 3, 5):
+            ranks = [
+                load(cfg, eval_fraction=0.1, seed=world_size, rank=rank, world_size=world_size, batch_size=batch_size)
+                for rank in range(world_size)
+            ]
+            everyone = [loader.held_out(samples) for loader in ranks]
+            assert len({len(of_rank) for of_rank in everyone}) == 1
+            in_order = [one for at in zip(*everyone, strict=True) for one in at]
+            counted = [key(one.batch) for one in in_order if one.counts]
+            assert all(len(one) == batch_size for one in counted[:-1])
+            orders.add(tuple(sample for one in counted for sample in one))
+        (order,) = orders
+        assert len(set(order)) == len(order) == samples
+        if cfg is numbered:
+            assert [int(np.frombuffer(sample, dtype=np.int64)[0]) // 4 for sample in order] == list(range(90, 100))
 
 
 def test_an_evaluation_is_limited_and_repeats_itself(load: Load, numbered: TokensConfig) -> None:
     loader = load(numbered, eval_fraction=0.5, batch_size=4)
     next(loader)
-    first, again = loader.held_out(10), loader.held_out(10)
+    first, again = held_out(loader, 10), held_out(loader, 10)
     assert seen(first) == seen(again)
-    assert [len(batch["labels"]) for batch in first] == [4, 4]
+    assert [len(batch["labels"]) for batch in first] == [4, 4, 2]
 
 
-def test_fewer_held_out_samples_than_a_batch_make_a_smaller_batch(load: Load, numbered: TokensConfig) -> None:
-    (batch,) = load(numbered, eval_fraction=0.03, batch_size=32).held_out(1000)
-    assert len(batch["labels"]) == 3
+def test_a_stream_with_fewer_held_out_samples_than_asked_gives_each_once(load: Load, documents: HfDataConfig) -> None:
+    documents.streaming = True
+    there = seen(held_out(load(documents, eval_fraction=0.1), 10_000))
+    assert len(set(there)) == len(there) > 20
 
 
 def test_another_split_can_be_evaluated_on_and_then_all_is_trained(load: Load, documents: HfDataConfig) -> None:
     documents.eval_split = "validation"
     loader = load(documents, eval_fraction=0.1)
     assert loader.samples == 400
-    assert len(seen(loader.held_out(100))) == 6
+    assert len(seen(held_out(loader, 100))) == 7
     documents.eval_split = "train"
     with pytest.raises(RequestError, match=r"data\.eval_split=train"):
         load(documents)
 
 
-@pytest.mark.parametrize(("fraction", "options"), [(0.0, {}), (0.001, {}), (0.01, {"world_size": 2})])
-def test_too_little_to_evaluate_on_is_said(
-    load: Load, numbered: TokensConfig, fraction: float, options: dict[str, int]
-) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.001])
+def test_too_little_to_evaluate_on_is_said(load: Load, numbered: TokensConfig, fraction: float) -> None:
     with pytest.raises(RequestError, match=r"train\.eval_every.*data.eval_fraction"):
-        load(numbered, eval_fraction=fraction, **options).held_out(100)
+        load(numbered, eval_fraction=fraction).held_out(100)

@@ -1,8 +1,7 @@
 """Runs drawn from a seed: a model of odd parts, a trainer, a backend and settings of the loop.
 
 No draw has what is known to be computed otherwise: under DeepSpeed, weights that a step does not use beside weight
-decay or momentum; weights that only some workers use in a step; losses that are means over a number other than of
-samples.
+decay or momentum; weights that only some workers use in a step.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from tests.support.referee import Tensors
+from tests.support.referee import Evaluated, Tensors
 
 WIDTH = 16
 
@@ -219,6 +220,22 @@ class Tokens(Net):
     def forward(self, input_ids):
         logits = self.hidden(self.tokens(input_ids))[:, :-1]
         return dict(loss=functional.cross_entropy(logits.reshape(-1, 24), input_ids[:, 1:].reshape(-1)))
+
+
+class Masked(Net):
+    """The loss is a mean over some of the tokens; their number differs between samples."""
+
+    def __init__(self, parts):
+        super().__init__(parts, 24)
+
+    def forward(self, input_ids):
+        logits = self.hidden(self.tokens(input_ids))[:, :-1]
+        labels = torch.where(input_ids[:, 1:] < 6, input_ids[:, 1:], -100)
+        return dict(loss=functional.cross_entropy(logits.reshape(-1, 24), labels.reshape(-1)))
+
+
+def count(batch):
+    return int((batch["input_ids"][:, 1:] < 6).sum())
 '''
 
 PARTS = (
@@ -244,6 +261,7 @@ _TRAINERS = {
 }
 # ONNX Runtime refuses Python that reads a value of a buffer. Its ZeRO 3 takes models of blocks, and it has no FSDP.
 _WITHOUT_ORT = ("Turns",)
+_EVALUATED = 13
 _ORT_TRAINERS = ("single", "ddp", "zero0", "zero1", "zero2")
 
 
@@ -257,7 +275,7 @@ class Draw:
     workers: int
     parts: tuple[str, ...]
     kind: str
-    """The class of the model: Digits or Tokens."""
+    """The class of the model: Digits, Tokens or Masked."""
     words: tuple[str, ...]
     steps: int
     resumed_at: int | None
@@ -285,7 +303,7 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
         # DeepSpeed takes no gradient for one of zero, with which decay and momentum move a weight.
         banned |= {"Unused", "Turns"}
     parts = tuple(dice.sample([part for part in PARTS if part not in banned], dice.choice((1, 2, 3))))
-    kind = dice.choice(("Digits", "Tokens"))
+    kind = dice.choice(("Digits", "Tokens", "Masked"))
     steps = dice.randint(4, 8)
     resumed_at = dice.choice((None, None, dice.randint(1, steps - 1)))
     scheduler = "constant" if resumed_at else dice.choice(("constant", "linear", "cosine"))
@@ -308,8 +326,10 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
     else:
         words += ["optimizer=sgd", "optimizer.lr=0.1", f"optimizer.momentum={momentum}"]
     words += [f"optimizer.weight_decay={decay}", f"optimizer.decay_bias_and_norm={dice.choice(('true', 'false'))}"]
-    if dice.random() < 0.3:
-        words += ["train.eval_every=2", "train.eval_samples=12"]
+    if kind == "Masked":
+        words.append("train.items=nets:count")
+    if dice.random() < 0.4:
+        words += ["data.eval_fraction=0.1", "train.eval_every=2", f"train.eval_samples={_EVALUATED}"]
     if trainer == "ddp" and {"Unused", "Turns"} & set(parts):
         words.append("trainer.find_unused_parameters=true")
     return Draw(seed, trainer, backend, workers, parts, kind, tuple(words), steps, resumed_at)
@@ -330,3 +350,26 @@ def loss(model: nn.Module, buffers: Tensors, batch: Tensors) -> torch.Tensor:
     # A forward changes a buffer in place, or puts another tensor into its place.
     buffers.update(model.named_buffers())
     return outputs["loss"] if isinstance(outputs, dict) else functional.cross_entropy(outputs, batch["labels"])
+
+
+def items(kind: str, batch: Tensors) -> int:
+    """What the loss of a batch is a mean over."""
+    return int((batch["input_ids"][:, 1:] < 6).sum()) if kind == "Masked" else len(next(iter(batch.values())))
+
+
+def evaluated(one: Draw) -> Evaluated | None:
+    """The held-out samples of a draw, read without ortlaunch; None if nothing is evaluated."""
+    if f"train.eval_samples={_EVALUATED}" not in one.words:
+        return None
+    if one.kind == "Digits":
+        digits = load_digits()
+        images = torch.from_numpy(digits.images).float().unsqueeze(1)
+        images = (images - images.mean()) / images.std()
+        first = len(images) - int(len(images) * 0.1)
+        chosen = slice(first, first + _EVALUATED)
+        return Evaluated({"pixel_values": images[chosen], "labels": torch.from_numpy(digits.target[chosen])}, every=2)
+    first = 4096 - int(4096 * 0.1)
+    rows = [
+        np.random.default_rng((one.seed, index)).integers(24, size=12) for index in range(first, first + _EVALUATED)
+    ]
+    return Evaluated({"input_ids": torch.from_numpy(np.stack(rows))}, every=2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ortlaunch.config.load import load_config
-from tests.numbers.draws import MODULE, Draw, loss
+from tests.numbers.draws import MODULE, Draw, evaluated, items, loss
 from tests.support.pool import Pool, Trained
 from tests.support.referee import course_of, difference, replayed
 
@@ -43,10 +44,13 @@ def judged(one: Draw, folder: Path, pools: Callable[[int], Pool]) -> str:
     exact = replayed(
         _model(one),
         loss,
+        partial(items, one.kind),
         load_config(runs[-1].run_dir / "config.yaml"),
         records,
+        first_steps=one.resumed_at or one.steps,
         sends_buffers=one.sends_buffers,
         workers=one.workers,
+        evaluated=evaluated(one),
     )
     return difference(course_of(runs), exact)
 

@@ -8,7 +8,7 @@ anything here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,19 @@ from tests.support.pool import Trained
 Tensors = dict[str, torch.Tensor]
 Loss = Callable[[nn.Module, Tensors, Tensors], torch.Tensor]
 """From the model, its buffers and a micro-batch to the loss."""
+Items = Callable[[Tensors], int]
+"""What the loss of a micro-batch is a mean over."""
 
 LOSS, NORM, RATE, WEIGHTS = 3e-5, 5e-4, 1e-6, 3e-3
 """The largest relative differences that fp32 makes in a few steps; of the weights, as a share of how far they moved."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a run evaluates on, and after which steps; and after the last one."""
+
+    samples: Tensors
+    every: int
 
 
 @dataclass
@@ -34,6 +44,7 @@ class Course:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
     weights: Tensors = field(default_factory=dict)
     """By name, at the end; in fp64."""
     first: Tensors = field(default_factory=dict)
@@ -41,26 +52,37 @@ class Course:
 
 
 def replayed(
-    model: nn.Module, loss: Loss, config: Config, records: Iterable[Path], *, sends_buffers: bool, workers: int
+    model: nn.Module,
+    loss: Loss,
+    items: Items,
+    config: Config,
+    records: Sequence[Path],
+    *,
+    first_steps: int,
+    sends_buffers: bool,
+    workers: int,
+    evaluated: Evaluated | None,
 ) -> Course:
     """Trains on what a run, and those that resumed it, took.
 
     Args:
         model: the plain model, with any weights.
         loss: the loss of a micro-batch.
+        items: what it is a mean over.
         config: that of the last run.
         records: the folders of `tests.support.recording`, in the order of the runs.
+        first_steps: the steps of the first of several runs, after which it evaluates too.
         sends_buffers: whether each step begins with the first worker's buffers, as DDP has it.
         workers: how many there were.
+        evaluated: what is evaluated; None for nothing.
     """
-    folders = list(records)
-    weights, kept = torch.load(folders[0] / "state-0.pt")
+    weights, kept = torch.load(records[0] / "state-0.pt")
     model.double()
     for name, parameter in model.named_parameters():
         parameter.data = weights[name].double()
     buffers = [{name: _exact(buffer) for name, buffer in kept.items()} for _ in range(workers)]
     taken = [
-        [batch for folder in folders for batch in torch.load(folder / f"batches-{rank}.pt")] for rank in range(workers)
+        [batch for folder in records for batch in torch.load(folder / f"batches-{rank}.pt")] for rank in range(workers)
     ]
     course = Course(first=_weights(model))
     optimizer = _optimizer(model, config)
@@ -69,11 +91,12 @@ def replayed(
     for step in range(config.train.steps):
         if sends_buffers:
             buffers = [{name: value.clone() for name, value in buffers[0].items()} for _ in range(workers)]
+        here = [(rank, batch) for rank in range(workers) for batch in taken[rank][step * count : (step + 1) * count]]
+        everything = sum(items(batch) for _, batch in here)
         total = torch.zeros((), dtype=torch.float64)
-        for rank in range(workers):
-            for batch in taken[rank][step * count : (step + 1) * count]:
-                exact = {name: _exact(tensor) for name, tensor in batch.items()}
-                share = loss(model, buffers[rank], exact) / (count * workers)
+        for rank, batch in here:
+            if number := items(batch):
+                share = loss(model, buffers[rank], _exact_ones(batch)) * number / everything
                 share.backward()
                 total += share.detach()
         graded = [parameter.grad for parameter in trained if parameter.grad is not None]
@@ -90,6 +113,13 @@ def replayed(
         course.losses.append(float(total))
         course.norms.append(norm)
         course.rates.append(rate)
+        done = step + 1
+        if evaluated and (done % evaluated.every == 0 or done in (first_steps, config.train.steps)):
+            with torch.no_grad():
+                seen = {name: value.clone() for name, value in buffers[0].items()}
+                model.eval()
+                course.evaluations.append(float(loss(model, seen, _exact_ones(evaluated.samples))))
+                model.train()
     course.weights = _weights(model)
     return course
 
@@ -103,6 +133,7 @@ def course_of(runs: list[Trained]) -> Course:
         course.losses += run.series("train/loss").values()
         course.norms += run.series("train/grad_norm").values()
         course.rates += run.series("train/lr").values()
+        course.evaluations += run.series("eval/loss").values()
     course.weights = load_file(runs[-1].run_dir / "weights" / "model.safetensors")
     return course
 
@@ -113,12 +144,13 @@ def difference(run: Course, exact: Course) -> str:
         ("lr", run.rates, exact.rates, RATE),
         ("loss", run.losses, exact.losses, LOSS),
         ("grad_norm", run.norms, exact.norms, NORM),
+        ("eval/loss", run.evaluations, exact.evaluations, LOSS),
     ):
         if len(mine) != len(theirs):
-            return f"{name}: {len(mine)} steps for {len(theirs)}"
+            return f"{name}: {len(mine)} values for {len(theirs)}"
         for step, (one, other) in enumerate(zip(mine, theirs, strict=True), start=1):
             if not abs(one - other) <= bound * abs(other) + bound * 1e-2:
-                return f"{name} of step {step}: {one:.6g} for {other:.6g}"
+                return f"{name}, value {step}: {one:.6g} for {other:.6g}"
     stored = {name: value for name, value in exact.weights.items() if name in run.weights}
     if not stored:
         return "no weights to compare"
@@ -132,6 +164,10 @@ def difference(run: Course, exact: Course) -> str:
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _exact_ones(batch: Tensors) -> Tensors:
+    return {name: _exact(tensor) for name, tensor in batch.items()}
 
 
 def _weights(model: nn.Module) -> Tensors:

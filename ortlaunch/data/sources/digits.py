@@ -52,7 +52,7 @@ class DigitsConfig(DataConfig):
         fingerprint = digest(str(self.image_size), grey, target)
         columns: dict[str, Any] = {"pixel_values": pixels, "labels": labels}
         images: Any = StackDataset(**columns)
-        return Source(images, "images", "data=digits", fingerprint, num_classes=_CLASSES)
+        return Source(images, "images", "data=digits", fingerprint, num_classes=_CLASSES, labels_vary=False)
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,8 @@ class SyntheticConfig(TokenDataConfig):
 
         dataset = Computed(self.samples, RandomTokens(self.seq_len, self.vocab_size, share.seed))
         fingerprint = digest("synthetic", f"{self.samples} {self.seq_len} {self.vocab_size} {share.seed}")
-        return Source(dataset, "tokens", f"data.samples={self.samples}", fingerprint, vocab_size=self.vocab_size)
+        origin = f"data.samples={self.samples}"
+        return Source(dataset, "tokens", origin, fingerprint, vocab_size=self.vocab_size, labels_vary=False)
 
 
 @dataclass(frozen=True)

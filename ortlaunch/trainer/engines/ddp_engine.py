@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.engine import no_weight
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
@@ -49,10 +50,10 @@ class DdpEngine(TorchEngine):
             ddp_exchange.exchange_by(memory, module)
         return module
 
-    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
         try:
             with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
-                return super().micro_step(batch, last=last)
+                return super().micro_step(batch, last=last, weight=weight)
         except RuntimeError as error:
             if self._module.find_unused_parameters or "not used in producing loss" not in str(error):
                 raise

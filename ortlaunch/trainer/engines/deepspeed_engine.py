@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
-from ortlaunch.models.task import Batch, Task, with_gradient
+from ortlaunch.models.task import Batch, Task, weighed, with_gradient
 from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
-from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.engine import Engine, no_weight
 from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
@@ -72,11 +72,12 @@ class DeepSpeedEngine(Engine):
         deepspeed_exchange.sum_by(memory)
         zero_copies.spare_copies(self._engine.optimizer, memory)
 
-    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
         # 3 exchange them at each one, because a worker keeps only its shard.
         loss = with_gradient(self._task.loss(self._engine, self.model_inputs(batch)))
         self.forward_done()
+        loss = weighed(loss, weight())
         self._engine.backward(self.guard.watch(loss))
         if not last:
             self._engine.step()

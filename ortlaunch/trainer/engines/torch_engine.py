@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.config.schema import Config, Precision
-from ortlaunch.models.task import Batch, Task, with_gradient
+from ortlaunch.models.task import Batch, Task, weighed, with_gradient
 from ortlaunch.trainer.checkpoint import torch_state
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
-from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.engine import Engine, no_weight
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept, step_if
@@ -54,10 +55,11 @@ class TorchEngine(Engine):
         with self.precision_context():
             return self._task.loss(self._module, batch)
 
-    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
         with self._exchange(last):
             loss = with_gradient(self._loss(batch))
             self.forward_done()
+            loss = weighed(loss, weight())
             self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
         return loss.detach()
 

@@ -1,0 +1,94 @@
+"""What a micro-batch's loss is a mean over: samples, or labelled tokens, whose number differs between micro-batches.
+
+The loss of a step is the mean over all items of its micro-batches on all workers. A micro-batch whose loss is a mean
+over fewer items then weighs less. What a model takes the mean over is asked of the request (``train.items``) and of a
+built-in model, or else measured: a mean over items gives two samples together what both give apart, weighed by their
+items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ortlaunch.models.masking import IGNORED
+from ortlaunch.models.modes import evaluation, untouched
+from ortlaunch.models.task import Batch, Task
+
+Items = Callable[[Batch], int]
+
+SAMPLES = "samples"
+_LEFT_TO_RULES = 0.002
+"""Of the difference between two samples' losses, how much a rule may miss; two rules differ by 0.1."""
+_ROUNDING = 1e-6
+
+
+def samples(batch: Batch) -> int:
+    """The samples of a batch."""
+    return len(next(iter(batch.values())))
+
+
+def labelled(batch: Batch) -> int:
+    """The labels of a batch that are not ignored (-100)."""
+    return int((batch["labels"] != IGNORED).sum())
+
+
+def predicted(batch: Batch) -> int:
+    """The same for a causal model, which predicts no first token."""
+    return int((batch["labels"][..., 1:] != IGNORED).sum())
+
+
+RULES: Mapping[str, Items] = {SAMPLES: samples, "labels": labelled, "next labels": predicted}
+"""From the simplest to the rarest; of several that fit, the first counts."""
+
+
+def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_vary: bool) -> set[str]:
+    """The rules by which the loss of the first two samples of a batch is a mean; empty if there is none.
+
+    Args:
+        model: the plain model on the CPU; it is not changed.
+        task: how the model is called.
+        batch: at least two samples.
+        labels_vary: whether samples may have other numbers of labels that count. Most labels of the two samples are
+            hidden then, so that the rules differ.
+    """
+    first, second = ({name: tensor[row : row + 1].clone() for name, tensor in batch.items()} for row in (0, 1))
+    if labels_vary:
+        _keep_labels(first, slice(0, 2))
+        _keep_labels(second, slice(1, 4))
+    both = {name: torch.cat([tensor, second[name]]) for name, tensor in first.items()}
+    with untouched(model), evaluation(model), torch.no_grad():
+        try:
+            losses = [float(task.loss(model, _copied(one))) for one in (first, second, both)]
+        except Exception:  # A model may refuse such samples for any reason of its own.
+            return set()
+    return {name for name, rule in RULES.items() if _fits(losses, [_count(rule, one) for one in (first, second, both)])}
+
+
+def _fits(losses: list[float], counts: list[int]) -> bool:
+    if 0 in counts[:2] or not all(map(math.isfinite, losses)):
+        return False
+    apart = (losses[0] * counts[0] + losses[1] * counts[1]) / counts[2]
+    allowed = _LEFT_TO_RULES * abs(losses[0] - losses[1]) + _ROUNDING * max(abs(losses[0]), abs(losses[1]))
+    return abs(apart - losses[2]) <= allowed
+
+
+def _count(rule: Items, batch: Batch) -> int:
+    # Data without labels have no rule that counts them.
+    return rule(batch) if rule is samples or "labels" in batch else 0
+
+
+def _keep_labels(sample: Batch, positions: slice) -> None:
+    """Hides a sample's other labels, if it has several classes as labels."""
+    labels = sample.get("labels")
+    if labels is not None and labels.ndim > 1 and not labels.is_floating_point():
+        kept = labels[:, positions].clone()
+        labels.fill_(IGNORED)
+        labels[:, positions] = kept
+
+
+def _copied(batch: Batch) -> Batch:
+    # A forward may change its inputs in place.
+    return {name: tensor.clone() for name, tensor in batch.items()}

@@ -1,0 +1,71 @@
+"""Which items the losses of a run are means over; see `ortlaunch.models.items`."""
+
+from __future__ import annotations
+
+import torch
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.models.items import RULES, SAMPLES, Items, fitting_rules, samples
+from ortlaunch.models.registry import is_built_in, load_target
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.trainer.context import RunContext
+from ortlaunch.trainer.feed import Lookahead
+from ortlaunch.trainer.workers import values_of_all
+
+_UNKNOWN = (
+    "the loss of this model is no mean over samples or over labels other than -100, so each micro-batch weighs the "
+    "same, and what is trained depends on train.batch_size, train.grad_accumulation and the workers: let "
+    "train.items=module:function return how many items a batch's loss is a mean over"
+)
+
+
+def counted_items(
+    context: RunContext, model: torch.nn.Module, task: Task, batches: Lookahead, *, labels_vary: bool
+) -> Items | None:
+    """What each micro-batch's loss is a mean over; None where all micro-batches have as many. All workers call it.
+
+    Args:
+        context: this worker's view of the run.
+        model: the plain model, on the CPU.
+        task: how it is called.
+        batches: the data; the first samples are looked at, and stay.
+        labels_vary: whether samples may have other numbers of labels that count.
+
+    Raises:
+        RequestError: ``train.items`` cannot be imported, or returns no number for the first batch.
+    """
+    config = context.config
+    if config.train.items is not None:
+        return _asked(config.train.items, batches)
+    own: Items | None = getattr(model, "loss_items", None)
+    if own is not None or (is_built_in(config.model) and not labels_vary):
+        return own
+    fitting = set.intersection(*values_of_all(_fitting(model, task, batches, labels_vary), context.control))
+    rule = next((name for name in RULES if name in fitting), None)
+    if rule is None and context.workers.world_size * config.train.grad_accumulation > 1 and context.journal is not None:
+        print(f"warning: {_UNKNOWN}", flush=True)
+        context.journal.tags({"ortlaunch.loss_items": "unknown"})
+    return RULES[rule] if rule not in (None, SAMPLES) and labels_vary else None
+
+
+def _asked(target: str, batches: Lookahead) -> Items:
+    where = f"train.items={target}"
+    items = load_target(target, where)
+    (first,) = batches.peek(1)
+    found = items({name: tensor.clone() for name, tensor in first.items()})
+    try:
+        if not 0 <= int(found) == found:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise RequestError(f"{where} returned {found!r} for the first batch: return how many items it has") from None
+    return lambda batch: int(items(batch))
+
+
+def _fitting(model: torch.nn.Module, task: Task, batches: Lookahead, labels_vary: bool) -> set[str]:
+    first: Batch = batches.peek(1)[0]
+    if samples(first) < 2:
+        first, second = batches.peek(2)
+        if any(tensor.shape != second[name].shape for name, tensor in first.items()):
+            return set()
+        first = {name: torch.cat([tensor, second[name]]) for name, tensor in first.items()}
+    return fitting_rules(model, task, first, labels_vary=labels_vary)
