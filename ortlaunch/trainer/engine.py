@@ -74,6 +74,16 @@ class Engine(ABC):
         with evaluation(self.inner), torch.no_grad():
             yield
 
+    def check_agreement(self) -> None:
+        """Refuses weights that workers have moved by others' gradients, before they are logged, evaluated or saved.
+
+        All workers call it.
+
+        Raises:
+            RequestError: the workers have used different weights in a step.
+        """
+        return
+
     @property
     @abstractmethod
     def lr(self) -> float:

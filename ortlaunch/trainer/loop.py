@@ -83,6 +83,7 @@ def run_steps(
             evaluates = evaluation is not None and evaluation.is_due(step)
             # Before an evaluation or a checkpoint: it raises if the weights of this step cannot be trusted.
             if recorder.is_log_step(step) or engine.known_discarded or evaluates:
+                engine.check_agreement()
                 recorder.log(step, loss, grad_norm, lr, engine)
             eval_loss = None
             if evaluation is not None and evaluates:

@@ -71,6 +71,8 @@ class StepEnd:
         every = self._cfg.checkpoint_every
         # Also after the last step, so that a finished run can be resumed with more steps.
         due = stop or (every is not None and (step % every == 0 or step == self._cfg.steps))
+        if due:
+            self._engine.check_agreement()
         bad_loss, bad_gradients = self._engine.guard.read() if due else (0, 0)
         # All workers have skipped the steps whose numbers were not finite; the next log step will end the run.
         spoiled = bad_gradients > 0

@@ -1,7 +1,6 @@
 """Runs drawn from a seed: a model of odd parts, a trainer, a backend and settings of the loop.
 
-No draw has what is known to be computed otherwise: under DeepSpeed, weights that a step does not use beside weight
-decay or momentum; weights that only some workers use in a step.
+No draw has what is refused: see test_used.py.
 """
 
 from __future__ import annotations
@@ -299,9 +298,11 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
     decay = dice.choice((0.0, 0.1))
     momentum = dice.choice((None, None, 0, 0.9))
     banned = set(_WITHOUT_ORT if backend != "eager" else ())
-    if trainer.startswith("zero") and (decay or momentum is None or momentum):
-        # DeepSpeed takes no gradient for one of zero, with which decay and momentum move a weight.
-        banned |= {"Unused", "Turns"}
+    if trainer.startswith("zero"):
+        # Refused.
+        banned.add("Turns")
+    if trainer.startswith("zero") and decay:
+        banned.add("Unused")
     parts = tuple(dice.sample([part for part in PARTS if part not in banned], dice.choice((1, 2, 3))))
     kind = dice.choice(("Digits", "Tokens", "Masked"))
     steps = dice.randint(4, 8)

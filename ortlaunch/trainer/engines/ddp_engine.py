@@ -20,9 +20,10 @@ from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.engine import no_weight
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
 
-_SHOWN = 3
+_REMEDY = "set trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
 
 
 class DdpEngine(TorchEngine):
@@ -37,6 +38,8 @@ class DdpEngine(TorchEngine):
         cfg = config.trainer
         self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
+        searches = cfg.find_unused_parameters or has_static_graph(config, cfg) or workers.world_size == 1
+        self._used = None if searches else UsedWeights(self.inner, with_gradient=False)
         module = DistributedDataParallel(
             self.inner,
             device_ids=[workers.device.index] if workers.device.type == "cuda" else None,
@@ -53,14 +56,17 @@ class DdpEngine(TorchEngine):
     def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
         try:
             with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
-                return super().micro_step(batch, last=last, weight=weight)
+                loss = super().micro_step(batch, last=last, weight=weight)
         except RuntimeError as error:
             if self._module.find_unused_parameters or "not used in producing loss" not in str(error):
                 raise
             raise RequestError(
-                f"trainer=ddp: the last step's loss did not depend on {self._unused(str(error))}: set "
-                "trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
+                f"trainer=ddp: the last step's loss did not depend on {in_words(self._unused(str(error)))}: {_REMEDY}"
             ) from error
+        # The other workers, if they use these weights, already wait for them.
+        if self._used is not None and (unused := self._used.take_unused()) and last:
+            raise RequestError(f"trainer=ddp: a step's loss does not depend on {in_words(unused)}: {_REMEDY}")
+        return loss
 
     def step(self) -> torch.Tensor | float | None:
         for parameter in self._left_out:
@@ -89,14 +95,12 @@ class DdpEngine(TorchEngine):
                 hook.remove()
         self._left_out = tuple(one for number, one in enumerate(self._parameters) if number not in given)
 
-    def _unused(self, text: str) -> str:
+    def _unused(self, text: str) -> list[str]:
         """The parameters that DDP's error lists by their numbers."""
         found = re.search(r"did not receive grad for rank \d+: ([\d, ]+)", text)
         numbers = [int(number) for number in re.findall(r"\d+", found[1])] if found is not None else []
         names = [name for name, parameter in self.inner.named_parameters() if parameter.requires_grad]
-        unused = [names[number] for number in numbers if number < len(names)]
-        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-        return (", ".join(unused[:_SHOWN]) or "some parameters") + more
+        return [names[number] for number in numbers if number < len(names)]
 
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         # The context must include the forward, in which DDP decides whether the backward exchanges gradients.

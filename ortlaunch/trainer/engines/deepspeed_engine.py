@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,13 @@ from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_k
 from ortlaunch.trainer.precision import cast_inputs
 from ortlaunch.trainer.schedule import build_scheduler
 from ortlaunch.trainer.statistics import normalize_in_fp32
+from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
+
+_REMEDY = (
+    "DeepSpeed would add gradients to other weights, and move weights without one. Use trainer=ddp with "
+    "trainer.find_unused_parameters=true, or trainer=fsdp if all workers use the same weights in a step"
+)
 
 
 class DeepSpeedEngine(Engine):
@@ -52,6 +59,11 @@ class DeepSpeedEngine(Engine):
         self._precision = config.train.precision
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
+        self._workers = workers
+        self._decays = config.optimizer.weight_decay > 0
+        self._used = UsedWeights(inner, with_gradient=True)
+        self._unused: frozenset[str] | None = None
+        """The weights that no micro-batch uses; None before the first one."""
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
         self._optimizer = build_optimizer(inner, config.optimizer)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
@@ -79,9 +91,34 @@ class DeepSpeedEngine(Engine):
         self.forward_done()
         loss = weighed(loss, weight())
         self._engine.backward(self.guard.watch(loss))
+        self._check_used()
         if not last:
             self._engine.step()
         return loss.detach()
+
+    def _check_used(self) -> None:
+        """Refuses a model whose workers, or micro-batches, use different weights.
+
+        DeepSpeed adds gradients to the wrong weights where workers use others, and moves weights that are not used by
+        their momentum and decay.
+        """
+        unused = self._used.take_unused()
+        if self._unused is None:
+            self._unused = unused
+            everyone = self._workers.gather([float(zlib.crc32(",".join(sorted(unused)).encode()))])
+            if len(set(everyone.flatten().tolist())) > 1:
+                raise RequestError(f"trainer=deepspeed: a batch decides which weights its worker uses: {_REMEDY}")
+            if unused and self._decays:
+                raise RequestError(
+                    f"trainer=deepspeed: the loss does not depend on {in_words(unused)}, and DeepSpeed would decay "
+                    "them: call requires_grad_(False) on what is not to be trained, or set optimizer.weight_decay=0. "
+                    "If other batches use them, use trainer=ddp with trainer.find_unused_parameters=true"
+                )
+        if unused != self._unused:
+            raise RequestError(
+                f"trainer=deepspeed: a batch decides whether its loss depends on {in_words(unused ^ self._unused)}: "
+                f"{_REMEDY}"
+            )
 
     def step(self) -> torch.Tensor | float | None:
         return self._plain_step() if self._is_plain else self._sharded_step()

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
@@ -25,6 +26,9 @@ from ortlaunch.trainer.precision import DTYPES, cast_inputs
 from ortlaunch.trainer.statistics import with_statistics
 from ortlaunch.trainer.workers import Workers
 
+_DIGEST = 2**50 - 1
+"""Of a hash, the bits that a floating-point number holds."""
+
 
 class FsdpEngine(TorchEngine):
     """Every worker keeps a shard of parameters, gradients and optimizer state. A block is gathered while it runs."""
@@ -34,6 +38,9 @@ class FsdpEngine(TorchEngine):
         assert isinstance(cfg, FsdpConfig)
         self._cfg = cfg
         self._exchanges = True
+        self._workers = workers
+        self._used = 0
+        """A hash of which weights each step has used."""
         super().__init__(inner, config, workers, task)
         _without_missing_kernels(self._optimizer)
         self._masks_on_device = self._masks_on_device and bool(self._optimizer.defaults.get("fused"))
@@ -66,6 +73,17 @@ class FsdpEngine(TorchEngine):
             self.inner.set_reshard_after_backward(exchanges)
             self._exchanges = exchanges
         return contextlib.nullcontext()
+
+    def step(self) -> torch.Tensor | float | None:
+        self._used = hash((self._used, *(parameter.grad is None for parameter in self._parameters))) & _DIGEST
+        return super().step()
+
+    def check_agreement(self) -> None:
+        if len(set(self._workers.gather([float(self._used)]).flatten().tolist())) > 1:
+            raise RequestError(
+                "trainer=fsdp: since the last log step, batches have decided which weights their worker uses, and FSDP "
+                "adds gradients to other weights then: use trainer=ddp with trainer.find_unused_parameters=true"
+            )
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         return self._task.loss(self.inner, self.model_inputs(batch))
