@@ -13,6 +13,7 @@ import torch
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.ownership import require_own
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
@@ -90,8 +91,7 @@ def _quiet() -> None:
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
     # Only files are read and written here, so DeepSpeed need not look for an accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # A user's model factory is looked up in the current folder.
-    sys.path.insert(0, str(Path.cwd()))
+    add_working_folder()
     model = build_model(config.model)
     _quiet()
     save_weights(weights_in(checkpoint, config, model), model, out)

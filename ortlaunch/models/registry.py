@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.modules import NamedModules, announced
+from ortlaunch.base.modules import NamedModules, announced, import_named, in_working_folder
 from ortlaunch.base.nearest import nearest
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.params import check_arguments
@@ -164,6 +166,10 @@ def check_request(cfg: ModelConfig) -> None:
             )
         if not _TARGET.fullmatch(cfg.target):
             raise RequestError(f"model.target={cfg.target} is not of the form package.module:callable")
+        package = re.split("[.:]", cfg.target, maxsplit=1)[0]
+        if package in sys.stdlib_module_names and in_working_folder(package) is None:
+            # Many of these have no source to look at, and importing one runs nothing of the user's.
+            _load(cfg.target, f"model.target={cfg.target}")
         return
     if cfg.target is not None:
         raise RequestError(
@@ -176,7 +182,7 @@ def check_request(cfg: ModelConfig) -> None:
 def build_model(cfg: ModelConfig) -> nn.Module:
     """Builds the model of a configuration on the CPU and checks that it can be trained.
 
-    Modules are searched on `sys.path`. The caller adds the user's folder to it.
+    The caller has called `ortlaunch.base.modules.add_working_folder`.
 
     Raises:
         RequestError: a model, target, import or parameter is unknown, or the result cannot be trained (see
@@ -202,7 +208,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
 
     check_request(cfg)
     for module in cfg.imports:
-        _import(module, f"model.imports: {module}")
+        _import(module, f"model.imports: {module}", import_named)
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
     model = builder(**cfg.params)
@@ -216,7 +222,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     """The builder of a configuration's model, and its name for messages."""
     if cfg.target is not None:
-        return _load(cfg.target, f"model.target={cfg.target}"), cfg.target
+        return _load(cfg.target, f"model.target={cfg.target}", import_named), cfg.target
     for models in (_BUILT_IN, _REGISTERED):
         if cfg.name in models:
             return models[cfg.name][1], f"model {cfg.name}"
@@ -226,9 +232,11 @@ def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     return _load(entry.target, f"model={cfg.name} ({entry.summary})"), f"model {cfg.name}"
 
 
-def _load(target: str, where: str) -> Callable[..., Any]:
+def _load(
+    target: str, where: str, importer: Callable[[str], ModuleType] = importlib.import_module
+) -> Callable[..., Any]:
     module_name, _, path = target.partition(":")
-    found: Any = _import(module_name, where)
+    found: Any = _import(module_name, where, importer)
     for part in path.split("."):
         if not hasattr(found, part):
             raise RequestError(no_name(path, module_name, part, dir(found), where))
@@ -240,9 +248,9 @@ def _load(target: str, where: str) -> Callable[..., Any]:
     return found
 
 
-def _import(name: str, where: str) -> Any:
+def _import(name: str, where: str, importer: Callable[[str], ModuleType]) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importer(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise RequestError(f"{where}: importing {name} failed: {error}") from error
