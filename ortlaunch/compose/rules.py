@@ -33,6 +33,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
+from ortlaunch.models.params import check_task, pretrained_source
 from ortlaunch.models.source import check_source
 from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import steps_in
@@ -93,6 +94,9 @@ def _no_secrets(config: Config) -> None:
 def _known_model(config: Config) -> None:
     registry.check_request(config.model)
     check_source(config.model, same_environment=launcher_of(config).finds_same_packages(config))
+    if config.model.name == "hf":
+        check_task(str(config.model.params.get("task", "causal-lm")))
+        pretrained_source(str(config.model.params.get("pretrained", "")))
 
 
 def _model_fits_data(config: Config) -> None:
