@@ -546,6 +546,8 @@ class MlflowConfig(TrackingConfig):
     uri: str = "sqlite:///mlruns.db"
     """An MLflow tracking URI. A relative sqlite path starts from the folder where ortlaunch is started. If this key is
     not set, the environment variable MLFLOW_TRACKING_URI replaces the default."""
+    experiment_name: str | None = None
+    """MLflow's name of the experiment; null takes `experiment`. Databricks names one by a path, /Users/NAME/TITLE."""
     artifacts: str = "mlartifacts"
     """Artifact folder of an embedded (sqlite) store. A server has its own."""
     timeout_seconds: int = number(5, least=1, most=MOST_SECONDS)
