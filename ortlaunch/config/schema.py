@@ -433,6 +433,8 @@ class LocalConfig(LauncherConfig):
     """A free port of the first machine."""
     run: str | None = launcher_key(None, same_work=True)
     """Identifier of the run, <date>-<time>-<id>, the same on all machines. The first machine chooses and prints it."""
+    fail_fast: bool = launcher_key(False, same_work=True)
+    """End a sweep at its first run that fails. By default it goes on, as with Hydra, and its end says which failed."""
 
 
 class GpuRequest(Enum):
