@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from ortlaunch.base import output
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.secrets import without_secrets
@@ -39,7 +40,7 @@ def main() -> None:
 
         print(header(), file=sys.stderr, flush=True)
     # The user's model factory may be a module in the current folder.
-    sys.path.insert(0, os.getcwd())
+    add_working_folder()
     try:
         work(run_dir)
     except BaseException as error:

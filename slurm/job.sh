@@ -20,7 +20,7 @@ cd @WORKING_DIR@ || fail "the working folder is not there on $(hostname)"
 @SETUP@
 
 python=@PYTHON@
-ours=("$python" -m ortlaunch.launch.slurm.job)
+ours=("$python" -P -m ortlaunch.launch.slurm.job)
 
 # The workers of all nodes meet on the first node. If it is not known, the job fails: each node would start its own run.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||

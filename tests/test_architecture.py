@@ -139,6 +139,12 @@ def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
                 left += new
 
 
+def test_no_module_puts_the_working_folder_before_the_libraries() -> None:
+    words = re.compile(r'sys\.executable, "-m"|sys\.path\.insert')
+    found = [name for name, path in MODULES.items() if words.search(path.read_text())]
+    assert found == []
+
+
 @pytest.mark.parametrize("lazy", [False, True], ids=["imported", "called"])
 def test_no_modules_import_each_other_in_a_circle(lazy: bool) -> None:
     graph = {name: imports(path, lazy=lazy) & set(MODULES) - {name} for name, path in MODULES.items()}

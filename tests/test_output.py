@@ -38,6 +38,25 @@ def test_only_what_rank_0_prints_reaches_the_terminal(tmp_path: Path, which: str
     assert set(log.read_text().splitlines()) == {"printed", "to stderr", "native", "from a child"}
 
 
+@pytest.mark.parametrize(("which", "terminal"), [("first", True), ("other", False)])
+def test_the_output_of_a_worker_is_a_text_stream_like_any_other(tmp_path: Path, which: str, terminal: bool) -> None:
+    code = """
+    sys.stdout.reconfigure(errors="replace", line_buffering=False)
+    missing = [name for name in dir(sys.__stdout__) if not hasattr(sys.stdout, name)]
+    assert missing == [], missing
+    assert (sys.stdout.name, sys.stdout.mode, sys.stdout.errors) == ("<stdout>", "w", "replace")
+    assert isinstance(sys.stdout.encoding, str) and not sys.stdout.closed and not sys.stdout.isatty()
+    sys.stdout.buffer.write(b"bytes\\n")
+    sys.stdout.buffer.flush()
+    """
+    log = tmp_path / "rank.log"
+    words = [sys.executable, "-c", CODE + textwrap.dedent(code), str(log), which]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, log.read_text()
+    assert ("bytes\n" in result.stdout) is terminal
+    assert "bytes\n" in log.read_text()
+
+
 def test_libraries_that_log_to_standard_output_are_moved(tmp_path: Path) -> None:
     code = textwrap.dedent(
         """

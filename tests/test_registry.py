@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import subprocess
@@ -19,6 +20,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.config.schema import Config, ModelConfig, register_schemas
 from ortlaunch.models import registry
 from ortlaunch.models.registry import (
@@ -144,6 +146,23 @@ def test_unknown_name_lists_and_suggests() -> None:
     assert "'lama'" in message and "model=llama?" in message and "bert, factory, gpt2" in message
     with pytest.raises(RequestError, match="Did you mean model=llama"):
         build_model(ModelConfig(name="lama"))
+
+
+def test_only_a_named_module_of_the_working_folder_comes_before_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in ("this", "json", "turtle"):
+        monkeypatch.setitem(sys.modules, name, sys.modules.get(name))
+        (tmp_path / f"{name}.py").write_text("from torch import nn\nclass Net(nn.Linear): ...\n")
+    del sys.modules["this"], sys.modules["turtle"]
+    add_working_folder()
+    params = {"in_features": 2, "out_features": 2}
+    assert type(factory("this:Net", **params)).__module__ == "this"
+    with pytest.raises(RequestError, match=f"a library named json is in use here: give {tmp_path}/json.py another"):
+        factory("json:Net", **params)
+    assert importlib.util.find_spec("turtle").origin != str(tmp_path / "turtle.py")  # type: ignore[union-attr]
 
 
 def test_decorated_class_and_function() -> None:
@@ -277,6 +296,12 @@ def test_users_own_error_keeps_its_traceback(user: Path) -> None:
 def test_target_needs_the_factory() -> None:
     with pytest.raises(RequestError, match=r"model\.target=a:b .*model=factory.*mlp"):
         check_request(ModelConfig(name="mlp", target="a:b"))
+
+
+@pytest.mark.parametrize(("target", "missing"), [("os:nope", "os has no 'nope'"), ("math:pi.nope", "has no 'pi.nope'")])
+def test_a_name_that_the_standard_library_lacks_is_refused_before_anything_starts(target: str, missing: str) -> None:
+    with pytest.raises(RequestError, match=missing):
+        check_request(ModelConfig(name="factory", target=target))
 
 
 def test_names_that_imports_will_bring_are_not_judged_beforehand() -> None:

@@ -1,13 +1,17 @@
-"""Finds modules of our packages by name, and entry points of installed packages."""
+"""Finds modules of our packages by name, the user's own modules, and entry points of installed packages."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -61,6 +65,41 @@ class NamedModules(Mapping[str, _Value]):
             names = [file.stem for file in files if file.suffix == ".py"]
             self._names = sorted(name for name in names if not name.startswith("_"))
         return self._names
+
+
+def add_working_folder() -> None:
+    """Lets this process import modules of the working folder. They come last, so that none hides a library."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def in_working_folder(name: str) -> ModuleSpec | None:
+    """Finds a top-level module with a source in the working folder."""
+    spec = PathFinder.find_spec(name, [os.getcwd()])
+    return spec if spec is not None and spec.origin is not None else None
+
+
+def import_named(name: str) -> ModuleType:
+    """Imports a module that the user named. One of the working folder comes before a library of the same name.
+
+    Raises:
+        ImportError: as `import_module`, or the library is in use already.
+    """
+    package = name.partition(".")[0]
+    own = in_working_folder(package)
+    if own is not None and own.loader is not None:
+        there = sys.modules.get(package)
+        if there is None:
+            sys.modules[package] = module = module_from_spec(own)
+            try:
+                own.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[package]
+                raise
+        elif getattr(there, "__file__", None) != own.origin:
+            raise ImportError(f"a library named {package} is in use here: give {own.origin} another name")
+    return import_module(name)
 
 
 def is_missing(package: str, error: ImportError) -> bool:

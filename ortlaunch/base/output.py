@@ -18,23 +18,26 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from ortlaunch.base.exit_codes import BROKEN_PIPE, DONE, FAILED
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.secrets import CARRIER
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 class _Guarded(io.TextIOBase):
     """A stream whose failures are handed to a function instead of the code that prints."""
 
-    def __init__(self, stream: TextIO, failed: Callable[[TextIO, OSError], None]) -> None:
+    def __init__(self, stream: IO[Any], failed: Callable[[IO[Any], OSError], None]) -> None:
         """
         Args:
             stream: the stream.
             failed: is called with the stream and the error when it cannot be written.
         """
-        self._stream = stream
+        self._stream: Any = stream
         self._failed = failed
 
     def write(self, text: str) -> int:
@@ -121,7 +124,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
-def _give_up(stream: TextIO, _error: OSError) -> None:
+def _give_up(stream: IO[Any], _error: OSError) -> None:
     """Sends what is printed from now on nowhere, also what child processes print."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -129,7 +132,7 @@ def _give_up(stream: TextIO, _error: OSError) -> None:
         os.close(nowhere)
 
 
-def _end(stream: TextIO, error: OSError) -> None:
+def _end(stream: IO[Any], error: OSError) -> None:
     """Ends the command because its output cannot be written."""
     _give_up(stream, error)
     if error.errno == errno.EPIPE:
@@ -138,21 +141,22 @@ def _end(stream: TextIO, error: OSError) -> None:
     raise SystemExit(FAILED)
 
 
-def _pass_over(_stream: TextIO, _error: OSError) -> None:
+def _pass_over(_stream: IO[Any], _error: OSError) -> None:
     """Leaves the text in the stream's buffer. It is written later if there is room again."""
 
 
-class _Tee(io.TextIOBase):
-    """A stream that writes to the log and to the terminal. Every other call goes to the log."""
+class _Tee(io.BufferedIOBase):
+    """The bytes of a text stream, which go to the log and to the terminal. Every other call goes to the log."""
 
-    def __init__(self, log: TextIO, terminal: TextIO) -> None:
+    name = "<stdout>"
+
+    def __init__(self, log: IO[bytes], terminal: IO[bytes]) -> None:
         self._log = log
         self.terminal = terminal
 
-    def write(self, text: str) -> int:
-        self._log.write(text)
-        self.terminal.write(text)
-        return len(text)
+    def write(self, data: ReadableBuffer) -> int:
+        self.terminal.write(data)
+        return self._log.write(data)
 
     def flush(self) -> None:
         self._log.flush()
@@ -164,10 +168,6 @@ class _Tee(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._log.encoding
 
 
 def redirect(log_file: Path, *, to_terminal: bool) -> None:
@@ -186,21 +186,24 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
     os.close(descriptor)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # A training does not end because its log or its terminal cannot be written.
-    log: Any = _Guarded(sys.stdout, _pass_over)
-    sys.stdout = log
     sys.stderr = _Guarded(sys.stderr, _pass_over)  # type: ignore[assignment]
     if to_terminal:
-        there: Any = _Guarded(os.fdopen(terminal, "w", buffering=1), _give_up)
-        sys.stdout = _Tee(log, there)
+        log: Any = _Guarded(sys.stdout.buffer, _pass_over)
+        there: Any = _Guarded(os.fdopen(terminal, "wb"), _give_up)
+        encoding, errors = sys.stdout.encoding, sys.stdout.errors
+        sys.stdout = io.TextIOWrapper(_Tee(log, there), encoding, errors, line_buffering=True)
+        sys.stdout.mode = "w"  # type: ignore[misc]
     else:
         os.close(terminal)
+        sys.stdout = _Guarded(sys.stdout, _pass_over)  # type: ignore[assignment]
 
 
 def give_back() -> None:
     """Undoes `redirect` for standard output that also goes to the terminal, for a program that replaces this one."""
-    if isinstance(sys.stdout, _Tee):
+    tee = getattr(sys.stdout, "buffer", None)
+    if isinstance(tee, _Tee):
         sys.stdout.flush()
-        os.dup2(sys.stdout.terminal.fileno(), 1)
+        os.dup2(tee.terminal.fileno(), 1)
 
 
 def quiet_library_logs() -> None:

@@ -20,17 +20,19 @@ _PREFIX = "ortlaunch-"
 class PrivateFolder:
     """A temporary folder that is there until `close`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, place: str | None = None) -> None:
         """Makes the folder, and removes those whose process has ended without doing so.
 
         Args:
             name: a part of the folder's name.
+            place: the folder to make it in; None for the one of temporary files.
 
         Raises:
             OSError: the folder cannot be made.
         """
-        _remove_left()
-        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-"))
+        place = place or tempfile.gettempdir()
+        _remove_left(place)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-", dir=place))
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         with suppress(OSError):  # The file system may have no locks. Then nobody can take this one either.
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -51,9 +53,9 @@ class PrivateFolder:
         self.close()
 
 
-def _remove_left() -> None:
+def _remove_left(place: str) -> None:
     """Removes this user's folders that no process holds."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
             if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
                 continue

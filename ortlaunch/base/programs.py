@@ -1,8 +1,9 @@
-"""Programs that packages installed into this Python environment."""
+"""How child processes find programs: this environment's, and modules of this package."""
 
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 
 
@@ -16,3 +17,11 @@ def add_to_path() -> None:
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if own not in folders:
         os.environ["PATH"] = os.pathsep.join([*folders, own])
+
+
+def module_command(module: str) -> list[str]:
+    """Returns the command that runs a module with this Python.
+
+    With -P, files of the working folder hide no library: ``python -m`` alone would search that folder first.
+    """
+    return [sys.executable, "-P", "-m", module]

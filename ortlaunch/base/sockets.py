@@ -8,8 +8,9 @@ removes.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import process
 from pathlib import Path
 
@@ -22,22 +23,38 @@ _LONGEST = 107 - len("/listener-12345678")
 
 @contextmanager
 def socket_folder() -> Iterator[None]:
-    """Makes the folder for the processes that are started within the context, and removes it afterwards."""
-    try:
-        folder = PrivateFolder("sockets")
-    except OSError:  # Without room for it, the processes make folders of their own.
+    """Has this process and those that it starts within the context use one folder, which goes afterwards.
+
+    It is the folder of a process above this one, if there is one.
+    """
+    if Path(os.environ.get(_VARIABLE) or "/nowhere").is_dir():
+        use_socket_folder()
         yield
         return
-    if len(os.fsencode(folder.path)) > _LONGEST:
-        # Those that Python makes have shorter names.
-        folder.close()
+    folder = _short_folder()
+    if folder is None:  # The processes make folders of their own.
         yield
         return
     os.environ[_VARIABLE] = str(folder.path)
+    before = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    use_socket_folder()
     try:
         yield
     finally:
+        process.current_process()._config["tempdir"] = before  # type: ignore[attr-defined]
+        del os.environ[_VARIABLE]
         folder.close()
+
+
+def _short_folder() -> PrivateFolder | None:
+    """Makes a folder in which a socket can be named: for temporary files, or where the paths are always short."""
+    for place in (tempfile.gettempdir(), "/tmp", "/dev/shm"):
+        with suppress(OSError):
+            folder = PrivateFolder("sockets", place)
+            if len(os.fsencode(folder.path)) <= _LONGEST:
+                return folder
+            folder.close()
+    return None
 
 
 def use_socket_folder() -> None:

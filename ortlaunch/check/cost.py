@@ -17,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.programs import module_command
 from ortlaunch.check.report import BackendCost, Cost
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import BackendConfig, CompileConfig, Config, EagerConfig, OrtConfig
@@ -66,7 +68,7 @@ def pays_off_after(export: float | None, eager: float | None, ort: float | None)
 def _in_a_process(folder: Path, backend: str) -> dict[str, Any]:
     log = folder / f"cost-{backend}.log"
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "ortlaunch.check.cost", str(folder), backend]
+        command = [*module_command("ortlaunch.check.cost"), str(folder), backend]
         try:
             code = subprocess.run(
                 command, stdout=output, stderr=output, timeout=_LONGEST_SECONDS, check=False
@@ -138,6 +140,7 @@ def _with_backend(config: Config, name: str) -> Config:
 def main() -> None:
     """Measures one backend and writes the result."""
     die_with_parent()
+    add_working_folder()
     folder, backend = Path(sys.argv[1]), sys.argv[2]
     config = _with_backend(load_config(folder / "config.yaml"), backend)
     result = measure(config, int(os.environ["OMP_NUM_THREADS"]))

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.cost import check_cost
@@ -145,6 +146,7 @@ def main() -> None:
     """Checks the configuration in the folder."""
     die_with_parent()
     report_deaths()
+    add_working_folder()
     folder = Path(sys.argv[1])
     try:
         config, threads = load_config(folder / "config.yaml"), int(os.environ["OMP_NUM_THREADS"])

@@ -21,6 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.note import Note
 from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
@@ -117,6 +118,7 @@ def main() -> None:
     """Looks at the configuration in the folder."""
     die_with_parent()
     report_deaths()
+    add_working_folder()
     folder = Path(sys.argv[1])
     note = Note(folder / NOTE)
     try:

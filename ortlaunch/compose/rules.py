@@ -33,10 +33,11 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
+from ortlaunch.models.params import check_task, pretrained_source
 from ortlaunch.models.source import check_source, check_target
 from ortlaunch.run import manifest
-from ortlaunch.run.checkpoints import steps_in
-from ortlaunch.run.run import Run
+from ortlaunch.run.checkpoints import check_steps, steps_in
+from ortlaunch.run.run import Run, named_checkpoint
 from ortlaunch.tracking import trackers
 
 
@@ -96,6 +97,9 @@ def _known_model(config: Config) -> None:
     check_source(config.model, same_environment=same_environment)
     if config.train.items is not None:
         check_target(config.train.items, "train.items", same_environment=same_environment)
+    if config.model.name == "hf":
+        check_task(str(config.model.params.get("task", "causal-lm")))
+        pretrained_source(str(config.model.params.get("pretrained", "")))
 
 
 def _model_fits_data(config: Config) -> None:
@@ -227,6 +231,8 @@ def _checkpoint_paths(config: Config) -> None:
         require_own(Path(resume).expanduser(), use=f"train.resume={resume}")
         if not _may_hold_checkpoints(Path(resume).expanduser()):
             raise RequestError(f"train.resume={resume}: it is no run folder, no checkpoint, and there are none in it")
+        if (named := named_checkpoint(Path(resume).expanduser())) is not None:
+            check_steps(named, config.train.steps)
     if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
         raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
 

@@ -437,6 +437,8 @@ class LocalConfig(LauncherConfig):
     """A free port of the first machine."""
     run: str | None = launcher_key(None, same_work=True)
     """Identifier of the run, <date>-<time>-<id>, the same on all machines. The first machine chooses and prints it."""
+    fail_fast: bool = launcher_key(False, same_work=True)
+    """End a sweep at its first run that fails. By default it goes on, as with Hydra, and its end says which failed."""
 
 
 class GpuRequest(Enum):
@@ -550,6 +552,8 @@ class MlflowConfig(TrackingConfig):
     uri: str = "sqlite:///mlruns.db"
     """An MLflow tracking URI. A relative sqlite path starts from the folder where ortlaunch is started. If this key is
     not set, the environment variable MLFLOW_TRACKING_URI replaces the default."""
+    experiment_name: str | None = None
+    """MLflow's name of the experiment; null takes `experiment`. Databricks names one by a path, /Users/NAME/TITLE."""
     artifacts: str = "mlartifacts"
     """Artifact folder of an embedded (sqlite) store. A server has its own."""
     timeout_seconds: int = number(5, least=1, most=MOST_SECONDS)

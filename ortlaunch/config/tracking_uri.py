@@ -67,7 +67,7 @@ def check_uri(uri: str, key: str | None = None) -> None:
     except ValueError as error:
         raise RequestError(f"{shown} is no address: {error}") from None
     base = scheme.partition("+")[0]
-    if uri in _DATABRICKS:
+    if is_databricks(uri):
         return
     if base == "sqlite":
         _check_sqlite(uri, shown)
@@ -77,11 +77,16 @@ def check_uri(uri: str, key: str | None = None) -> None:
         if not urlsplit(uri).hostname or not _has_port(uri):
             lacks = "no host" if not urlsplit(uri).hostname else "no port from 1 to 65535"
             raise RequestError(f"{shown} names {lacks}: write it as {scheme}://HOST:PORT")
-    elif base not in (*_DATABASES, *_DATABRICKS) and scheme not in _plugin_schemes():
+    elif base not in _DATABASES and scheme not in _plugin_schemes():
         raise RequestError(
             f"{shown}: MLflow has no store of the kind {scheme}://. Use sqlite:///FILE.db for a file on this machine, "
             "http://HOST:PORT or https://HOST for a server, or a postgresql://, mysql:// or mssql:// database"
         )
+
+
+def is_databricks(uri: str) -> bool:
+    """Whether a URI is that of a Databricks workspace."""
+    return uri.partition("://")[0] in _DATABRICKS
 
 
 def _has_port(uri: str) -> bool:

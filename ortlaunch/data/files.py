@@ -13,6 +13,7 @@ from ortlaunch.base.errors import RequestError
 UNSET = ("", "???")
 TOKENS_SUFFIX = ".bin"
 """The ending of the files of tokens that are taken from a folder."""
+TOKEN_TYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Path]:
@@ -48,6 +49,12 @@ def check_paths(value: str, key: str = "data.path", suffix: str = "") -> None:
             next(_regular_files(_path(part), f"{key}={part}", suffix))
         elif not glob.glob(str(_path(part)), recursive=True):
             raise RequestError(f"{key}={part}: no such file or folder, and no file matches it as a pattern")
+
+
+def check_token_type(name: str) -> None:
+    """Raises RequestError if a name of NumPy is not that of a type of tokens."""
+    if name not in TOKEN_TYPES:
+        raise RequestError(f"data.dtype={name}: unknown; choose one of {', '.join(TOKEN_TYPES)}")
 
 
 def check_tokenizer(value: str | None) -> None:

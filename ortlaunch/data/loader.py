@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.sockets import socket_folder
 from ortlaunch.base.text import counted
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
 from ortlaunch.data.holdout import HeldOut, collate, held_out_batches, hold_out
@@ -93,6 +95,7 @@ class Loader:
         )
         self._iterator: Iterator[Batch] | None = None
         self._closed = False
+        self._sockets = ExitStack()
         self._source, self._share, self._batch_size = source, share, batch_size
 
     def __enter__(self) -> Self:
@@ -142,8 +145,11 @@ class Loader:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
+        self._sockets.close()
 
     def _begun(self) -> Iterator[Batch]:
+        if self._loader.num_workers:
+            self._sockets.enter_context(socket_folder())
         with signals_held():
             return iter(self._loader)
 

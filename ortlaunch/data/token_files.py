@@ -9,10 +9,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.data.files import TOKENS_SUFFIX, find_files
+from ortlaunch.data.files import TOKENS_SUFFIX, check_token_type, find_files
 from ortlaunch.data.source import Source, Tokens, as_ids, check_enough, digest_files
-
-DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class TokenFiles(Dataset[dict[str, Any]]):
@@ -65,7 +63,7 @@ def open_token_files(path: str, dtype_name: str, seq_len: int, vocab_size: int |
 
     Args:
         path: files, folders or globs, separated by commas.
-        dtype_name: NumPy's name of the type of one token, one of `DTYPES`.
+        dtype_name: NumPy's name of the type of one token, one of `TOKEN_TYPES`.
         seq_len: tokens per sample.
         vocab_size: an upper bound that all tokens must be below; None if it is unknown.
 
@@ -73,8 +71,7 @@ def open_token_files(path: str, dtype_name: str, seq_len: int, vocab_size: int |
         RequestError: a path is missing, the type is unknown, a file does not hold whole tokens, or no file holds a
             whole sample.
     """
-    if dtype_name not in DTYPES:
-        raise RequestError(f"data.dtype={dtype_name}: unknown; choose one of {', '.join(DTYPES)}")
+    check_token_type(dtype_name)
     if vocab_size is not None and vocab_size < 1:
         raise RequestError(f"data.vocab_size={vocab_size}: must be at least 1, or null")
     dtype = np.dtype(dtype_name).newbyteorder("<")

@@ -8,11 +8,11 @@ import dataclasses
 import functools
 import io
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ortlaunch.base.arguments import Parser
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import json_text, library_error, printable_lines
 from ortlaunch.doctor import machine, service, stack, tracking
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         # The report is made again in a new process, because this one has loaded the old packages.
         again = [] if options.uri is None else ["--uri", options.uri]
         again += [] if options.database is None else ["--database", str(options.database)]
-        return subprocess.run([sys.executable, "-m", "ortlaunch", "doctor", *again]).returncode
+        return subprocess.run([*module_command("ortlaunch"), "doctor", *again]).returncode
     print(_json(lines) if options.json else _table(lines))
     return _code(lines)
 

@@ -25,6 +25,7 @@ import psutil
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Allow, Config, OrtConfig, OrtDebugConfig
@@ -166,7 +167,7 @@ def main() -> None:
     die_with_parent()
     be_first_to_die()
     folder = Path(sys.argv[1])
-    sys.path.insert(0, os.getcwd())
+    add_working_folder()
     request = json.loads((folder / REQUEST).read_text())
     resource.setrlimit(resource.RLIMIT_CPU, (int(request["most_seconds"]), resource.RLIM_INFINITY))
     try:

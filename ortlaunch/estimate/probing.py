@@ -13,7 +13,6 @@ import json
 import platform
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.base.private_folder import PrivateFolder
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -184,7 +184,7 @@ def _probed(config: Config, size: int, world_size: int, threads: int) -> dict[st
         log = folder / "probe.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ortlaunch.estimate.probe", str(folder)],
+                [*module_command("ortlaunch.estimate.probe"), str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

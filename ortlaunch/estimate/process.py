@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.candidates import possible
@@ -32,8 +33,7 @@ def main() -> None:
     # All that is traced lies on the CPU, also where there is a GPU, which DeepSpeed would choose by itself.
     os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
     folder = Path(sys.argv[1])
-    # The user's model factory may be a module in the current folder.
-    sys.path.insert(0, os.getcwd())
+    add_working_folder()
     try:
         config, request = load_config(folder / "config.yaml"), Request.read(folder)
         torch.set_num_threads(1)

@@ -29,6 +29,23 @@ def check_free(out: Path, *, force: bool) -> None:
         raise RequestError(f"out={out} was not written by an export (it has no {RECORD}): --force does not replace it")
 
 
+def check_out(out: Path) -> None:
+    """Refuses a folder for weights that holds something already, or that cannot be made.
+
+    Raises:
+        RequestError: it is refused.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"{out} is not empty: give --out a new or empty folder")
+    new = missing(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"{out} cannot be made: {error.strerror}: give --out another folder") from error
+    finally:
+        remove_empty(new)
+
+
 @contextlib.contextmanager
 def written(out: Path, *, force: bool) -> Iterator[Path]:
     """Yields a folder to write into and renames it to `out` at the end; after an error nothing is left behind.

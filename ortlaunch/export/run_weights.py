@@ -13,11 +13,13 @@ import torch
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.ownership import require_own
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.config.trainers.base import loaded
+from ortlaunch.export.folder import check_out
 from ortlaunch.follow.find import HELP, run_or_folder
 from ortlaunch.models.registry import build_model
 from ortlaunch.run import checkpoints as store
@@ -43,8 +45,7 @@ def export_weights(arguments: list[str]) -> int:
     require_own(checkpoint, checkpoint / manifest.NAME, use="export")
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: give --out a new or empty folder")
+    check_out(out)
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")
@@ -90,8 +91,7 @@ def _quiet() -> None:
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
     # Only files are read and written here, so DeepSpeed need not look for an accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # A user's model factory is looked up in the current folder.
-    sys.path.insert(0, str(Path.cwd()))
+    add_working_folder()
     model = build_model(config.model)
     _quiet()
     save_weights(weights_in(checkpoint, config, model), model, out)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.export.request import Request
@@ -55,9 +56,7 @@ def open_source(request: Request) -> ExportSource:
 
 def built(config: Config) -> torch.nn.Module:
     """Builds the model with the weights that a run of the configuration would start from, in fp32 on the CPU."""
-    # A user's model factory is looked up in the current folder.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    add_working_folder()
     model = build_seeded(config).float()
     _check_statistics(model)
     return model

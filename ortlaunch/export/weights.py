@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from ortlaunch.base.arguments import Parser
-from ortlaunch.base.errors import RequestError
 from ortlaunch.config.backends import require_ort
+from ortlaunch.export.folder import check_out
 
 FLAG = "--from-artifacts"
 
@@ -24,8 +24,7 @@ def main(arguments: list[str]) -> int:
     folder: Path = options.from_artifacts.expanduser().absolute()
     given: Path | None = options.checkpoint.expanduser().absolute() if options.checkpoint else None
     out: Path = options.out.expanduser().absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: give --out a new or empty folder")
+    check_out(out)
     require_ort(f"export weights {FLAG}", otherwise="")
     from ortlaunch.export.restore import checkpoint_path, load_into, open_artifacts, state_dict
     from ortlaunch.export.source import built

@@ -16,6 +16,7 @@ from pathlib import Path
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser, seconds
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
@@ -201,11 +202,13 @@ def _send(folders: list[Path]) -> None:
     """Sends journals to MLflow in a separate process, so that this one does not import mlflow."""
     if not folders:
         return
-    command = [sys.executable, "-m", "ortlaunch", "sync", *map(str, folders)]
+    words = ["sync", *map(str, folders)]
     try:
-        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SYNC_SECONDS, check=False)
+        subprocess.run(
+            [*module_command("ortlaunch"), *words], stdout=subprocess.DEVNULL, timeout=_SYNC_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        say(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
+        say(f"MLflow does not know all of it yet: {shlex.join(['ortlaunch', *words])}", file=sys.stderr)
 
 
 def _wait_until(check_end: Callable[[], bool], deadline: float, pause: float) -> bool:

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import be_first_to_die, die_with_parent
+from ortlaunch.base.programs import module_command
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
 
@@ -71,7 +71,7 @@ class ReportProcess:
                 add_files(folder)
             with self._log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", f"ortlaunch.{verb}.process", str(folder), *words],
+                    [*module_command(f"ortlaunch.{verb}.process"), str(folder), *words],
                     env={**os.environ, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=output,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from ortlaunch.base.note import read_note
 from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.reading import read_tail
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config, OrtConfig
@@ -86,7 +86,7 @@ def look_again(config: Config, variables: Mapping[str, str], number: int, log: s
         with output.open("wb") as file:
             try:
                 code = subprocess.run(
-                    [sys.executable, "-m", "ortlaunch.check.second_look", str(folder)],
+                    [*module_command("ortlaunch.check.second_look"), str(folder)],
                     env={**os.environ, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=file,

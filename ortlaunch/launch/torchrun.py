@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
+from ortlaunch.base.programs import module_command
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.allocator import allocator_variables
@@ -52,15 +52,17 @@ def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> lis
         options: further options of torchrun, such as those for the rendezvous and for restarts.
     """
     return [
-        sys.executable,
-        *("-m", "ortlaunch.launch.agent", "torch.distributed.run"),
+        *module_command("ortlaunch.launch.agent"),
+        "torch.distributed.run",
         f"--nnodes={nodes}",
         f"--nproc-per-node={workers}",
         "--rdzv-backend=c10d",
         # The workers write their logs themselves. By default torchrun would leave an empty folder in /tmp for each run.
         f"--log-dir={os.devnull}",
         *options,
-        *("-m", "ortlaunch.worker"),
+        # torchrun itself would start Python without -P.
+        "--no-python",
+        *module_command("ortlaunch.worker"),
         str(run_dir),
     ]
 

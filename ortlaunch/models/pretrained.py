@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.nearest import nearest
 from ortlaunch.models.from_config import check_fields, training_fields
 from ortlaunch.models.masking import HidesTokens, check_mask_token
-
-TASKS = {
-    "causal-lm": "AutoModelForCausalLM",
-    "masked-lm": "AutoModelForMaskedLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-}
-"""The transformers class that loads a model for each task."""
+from ortlaunch.models.params import TASKS, check_task, pretrained_source
 
 
 def load(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
@@ -38,8 +28,8 @@ def load(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = N
     Raises:
         RequestError: the model, the task or a field is unknown, or the model cannot be loaded.
     """
-    _check_task(task)
-    source = _source(pretrained)
+    check_task(task)
+    source = pretrained_source(pretrained)
     config = _loaded(pretrained, AutoConfig.from_pretrained, source)
     check_fields(config, params, f"{type(config).__name__} of {pretrained}")
     # The configuration is read again with the changes, because transformers derives some fields from others.
@@ -49,23 +39,6 @@ def load(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = N
     if task == "masked-lm":
         _hide_tokens(model, check_mask_token(_mask_token(source, mask_token_id), model.config.vocab_size))
     return model.train()
-
-
-def _check_task(task: str) -> None:
-    if task in TASKS:
-        return
-    close = nearest(task, TASKS)
-    hint = f" Did you mean {close}?" if close else ""
-    raise RequestError(f"model.params.task={task} is unknown.{hint} There are: {', '.join(TASKS)}")
-
-
-def _source(pretrained: str) -> str:
-    """The folder, with `~` expanded, or the hub id."""
-    path = Path(pretrained).expanduser()
-    looks_like_path = pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1
-    if looks_like_path and not path.is_dir():
-        raise RequestError(f"model.params.pretrained={pretrained}: there is no such folder")
-    return str(path) if path.is_dir() else pretrained
 
 
 def _loaded(pretrained: str, load: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.modules import NamedModules, announced
+from ortlaunch.base.modules import NamedModules, announced, import_named, in_working_folder
 from ortlaunch.base.nearest import nearest
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.params import check_arguments
-from ortlaunch.models.source import no_module, no_name
+from ortlaunch.models.source import check_form, no_module, no_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -160,6 +163,11 @@ def check_request(cfg: ModelConfig) -> None:
             raise RequestError(
                 "model=factory builds what model.target names: give model.target=package.module:callable"
             )
+        where = check_form(cfg.target, "model.target")
+        package = re.split("[.:]", cfg.target, maxsplit=1)[0]
+        if package in sys.stdlib_module_names and in_working_folder(package) is None:
+            # Many of these have no source to look at, and importing one runs nothing of the user's.
+            load_target(cfg.target, where)
         return
     if cfg.target is not None:
         raise RequestError(
@@ -172,7 +180,7 @@ def check_request(cfg: ModelConfig) -> None:
 def build_model(cfg: ModelConfig) -> nn.Module:
     """Builds the model of a configuration on the CPU and checks that it can be trained.
 
-    Modules are searched on `sys.path`. The caller adds the user's folder to it.
+    The caller has called `ortlaunch.base.modules.add_working_folder`.
 
     Raises:
         RequestError: a model, target, import or parameter is unknown, or the result cannot be trained (see
@@ -198,7 +206,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
 
     check_request(cfg)
     for module in cfg.imports:
-        _import(module, f"model.imports: {module}")
+        _import(module, f"model.imports: {module}", import_named)
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
     model = builder(**cfg.params)
@@ -212,7 +220,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     """The builder of a configuration's model, and its name for messages."""
     if cfg.target is not None:
-        return load_target(cfg.target, f"model.target={cfg.target}"), cfg.target
+        return load_target(cfg.target, f"model.target={cfg.target}", import_named), cfg.target
     for models in (_BUILT_IN, _REGISTERED):
         if cfg.name in models:
             return models[cfg.name][1], f"model {cfg.name}"
@@ -227,18 +235,21 @@ def is_built_in(cfg: ModelConfig) -> bool:
     return cfg.target is None and cfg.name in _BUILT_IN
 
 
-def load_target(target: str, where: str) -> Callable[..., Any]:
+def load_target(
+    target: str, where: str, importer: Callable[[str], ModuleType] = importlib.import_module
+) -> Callable[..., Any]:
     """Imports ``package.module:callable``.
 
     Args:
         target: what to import.
         where: the key and its value, or what else named it, for messages.
+        importer: imports a module by name; `import_named` for what a user has named.
 
     Raises:
         RequestError: there is no such module or name, or it is nothing that can be called.
     """
     module_name, _, path = target.partition(":")
-    found: Any = _import(module_name, where)
+    found: Any = _import(module_name, where, importer)
     for part in path.split("."):
         if not hasattr(found, part):
             raise RequestError(no_name(path, module_name, part, dir(found), where))
@@ -248,9 +259,9 @@ def load_target(target: str, where: str) -> Callable[..., Any]:
     return found
 
 
-def _import(name: str, where: str) -> Any:
+def _import(name: str, where: str, importer: Callable[[str], ModuleType]) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return importer(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise RequestError(f"{where}: importing {name} failed: {error}") from error

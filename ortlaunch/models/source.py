@@ -18,6 +18,7 @@ from importlib.util import decode_source
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import in_working_folder
 from ortlaunch.base.nearest import nearest
 from ortlaunch.base.reading import read_bytes
 from ortlaunch.config.schema import ModelConfig
@@ -48,6 +49,13 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
         check_target(cfg.target, "model.target", same_environment=same_environment)
 
 
+def check_form(target: str, key: str) -> str:
+    """Refuses a target that is not ``package.module:name``; returns it with its key, for messages."""
+    if not _TARGET.fullmatch(target):
+        raise RequestError(f"{key}={target} is not of the form package.module:callable")
+    return f"{key}={target}"
+
+
 def check_target(target: str, key: str, *, same_environment: bool) -> None:
     """Checks that the module of a target exists and that its source has the name.
 
@@ -59,9 +67,7 @@ def check_target(target: str, key: str, *, same_environment: bool) -> None:
     Raises:
         RequestError: as `check_source`, or the target is not of this form.
     """
-    where = f"{key}={target}"
-    if not _TARGET.fullmatch(target):
-        raise RequestError(f"{where} is not of the form package.module:callable")
+    where = check_form(target, key)
     module, _, path = target.partition(":")
     spec = _find_module(module, where, same_environment)
     text = _read(spec, module, where, same_environment) if spec is not None else None
@@ -139,10 +145,10 @@ def _find_module(name: str, where: str, same_environment: bool) -> ModuleSpec | 
 
 def _digest(module: str) -> str:
     try:
-        spec, path = None, [os.getcwd(), *sys.path]
-        for part in module.split("."):
-            spec = PathFinder.find_spec(part, path)
-            path = list(spec.submodule_search_locations or ()) if spec is not None else []
+        package, *others = module.split(".")
+        spec = _top_level(package, same_environment=True)
+        for part in others:
+            spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()) if spec is not None else [])
         return hashlib.sha256(read_bytes(spec.origin)).hexdigest() if spec is not None and spec.origin else ""
     except (OSError, ValueError, ImportError):
         return ""
@@ -158,16 +164,12 @@ def _shows_submodules(spec: ModuleSpec, package: str, where: str, same_environme
 
 def _top_level(name: str, same_environment: bool) -> ModuleSpec | None:
     """Finds a top-level module as a worker does: first in the folder where ortlaunch was started."""
-    here = os.getcwd()
-    if not same_environment:
-        spec = PathFinder.find_spec(name, [here])
-        # An installed package takes precedence over a folder without a source.
-        return spec if spec is not None and spec.origin is not None else None
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, [here, *sys.path])
-        if spec is not None:
-            return spec
-    return None
+    # An installed package takes precedence over a folder without a source.
+    spec = in_working_folder(name)
+    if spec is not None or not same_environment:
+        return spec
+    found = (finder.find_spec(name, [*sys.path, os.getcwd()]) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def _read(spec: ModuleSpec, name: str, where: str, same_environment: bool) -> _Text | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.reading import load_json
 from ortlaunch.run import manifest
@@ -193,6 +194,19 @@ def beyond(checkpoint: Path, step: int, steps: int) -> str:
         f"{checkpoint} was written after step {step}, and train.steps={steps} is less: train.steps counts all steps, "
         "those before the checkpoint too"
     )
+
+
+def check_steps(checkpoint: Path, steps: int) -> None:
+    """Refuses a run that would end before the checkpoint that it goes on from, which its workers would find too.
+
+    Workers pass over a damaged checkpoint, so this one must be whole; its files are read only if it is too late a step.
+
+    Raises:
+        RequestError: the number of steps is too small.
+    """
+    step = step_of(checkpoint) or 0
+    if step > steps and not manifest.problems(checkpoint):
+        raise RequestError(beyond(checkpoint, step, steps))
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.reading import notice, read_json, read_text
+from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import newest_name, remove_converted
 from ortlaunch.run.events import Ended, Status, is_count
 from ortlaunch.run.identity import Process
@@ -517,3 +518,16 @@ def job_key(job: dict[str, Any] | None) -> str | None:
 def is_job_id(value: Any) -> bool:
     """Whether a value has the form of a scheduler's job id, such as ``120``, ``120_3`` or ``120[3].server``."""
     return type(value) in (int, str) and _JOB_ID.fullmatch(str(value)[:_LONGEST_JOB_ID]) is not None
+
+
+def named_checkpoint(path: Path) -> Path | None:
+    """The checkpoint that a path names, or the newest of the run or folder that it names; None if there is none.
+
+    Of the newest one the files are not read.
+    """
+    if (path / manifest.NAME).exists():
+        return path
+    own = Run(path).checkpoints
+    folder = own if own.is_dir() else path
+    name = newest_name(folder)
+    return folder / name if name else None

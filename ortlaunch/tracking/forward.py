@@ -25,7 +25,7 @@ from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.artifacts import why_not_sent
 from ortlaunch.tracking.state import Destination, RelayState, destination
-from ortlaunch.tracking.tracker import Context, Identity, RecordLost, Sink
+from ortlaunch.tracking.tracker import Context, Identity, RecordLost, RecordRefused, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
@@ -59,6 +59,8 @@ class Forwarder:
         self.sent_events = 0
         self.cause = ""
         """Why the tracker has taken no events, in few words; empty if it takes them."""
+        self.is_refused = False
+        """Whether the tracker will not take the run, however long one waits."""
         self._failing_since: float | None = None
         self._step_since: float | None = None
         self.to = to
@@ -105,13 +107,14 @@ class Forwarder:
             moved = self._step(final)
         except (Exception, SystemExit) as error:  # A user's own tracker may raise any exception.
             self._note_failure(error)
+            self.is_refused = isinstance(error, RecordRefused)
             if isinstance(error, RecordLost):
                 self._begin_again()
             self._failing_since = self._failing_since or began
             return None
         finally:
             self._step_since = None
-        self._failing_since = None
+        self._failing_since, self.is_refused = None, False
         if moved and self.last_error:
             self._log.info("%s takes events again", self.to.tracker.title)
             self.last_error = self.cause = ""

@@ -13,7 +13,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import is_there
 from ortlaunch.base.secrets import has_credentials, redacted, scrubbed, without_secrets_of
 from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import check_uri, compare_command, resolve_tracking, sqlite_path
+from ortlaunch.config.tracking_uri import check_uri, compare_command, is_databricks, resolve_tracking, sqlite_path
 from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.tracker import Context, Tracker
 
@@ -37,6 +37,11 @@ class MlflowTracker(Tracker[MlflowConfig]):
     def check(self, cfg: MlflowConfig) -> None:
         """Refuses a URI that MLflow would refuse, and a file that is no database."""
         check_uri(cfg.uri)
+        if is_databricks(cfg.uri) and not (cfg.experiment_name or "").startswith("/"):
+            raise RequestError(
+                f"tracking.uri={redacted(cfg.uri)}: Databricks names an experiment by its path in the workspace: give "
+                "tracking.experiment_name=/Users/NAME/TITLE"
+            )
         if (store := sqlite_path(cfg.uri)) is not None:
             check_file(cfg.uri, store)
         if has_credentials(cfg.artifacts):
@@ -92,7 +97,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
         """The store with the run's id, and the command that compares the experiment's runs."""
         return [
             ("mlflow", f"{redacted(cfg.uri)} run {mark}"),
-            ("compare", compare_command(cfg, "--experiment", experiment)),
+            ("compare", compare_command(cfg, "--experiment", cfg.experiment_name or experiment)),
         ]
 
     def sink(self, cfg: MlflowConfig, context: Context) -> MlflowSink:

@@ -206,6 +206,8 @@ class _Sender:
             last = self._hurry.is_set()  # This is read before the step, so that all events before finish() are sent.
             outcome = self.forwarder.try_step(final=last)
             if outcome is None:
+                if last and self.forwarder.is_refused:
+                    break
                 self._pause(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
                 failures += 1
                 continue
@@ -246,7 +248,7 @@ def sync(run_dir: Path, *cfgs: Any, asks: bool = False) -> RelayResult:
 def _send_rest(forwarder: Forwarder) -> None:
     failures = 0
     try:
-        while failures < len(_BACKOFF_SECONDS):
+        while failures < len(_BACKOFF_SECONDS) and not forwarder.is_refused:
             outcome = forwarder.try_step(final=True)
             if outcome is None:
                 time.sleep(_BACKOFF_SECONDS[failures] if failures + 1 < len(_BACKOFF_SECONDS) else 0)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ortlaunch.base.text import library_error
 from ortlaunch.base.user import user_name
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
 from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
 from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.store import open_client, patience, quoted
-from ortlaunch.tracking.tracker import Context, Identity, RecordLost, Sink
+from ortlaunch.tracking.tracker import Context, Identity, RecordLost, RecordRefused, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ _ARTIFACT_SECONDS = 120
 _SETTLE_SECONDS = 1.0
 
 Item = TypeVar("Item")
-
-
-class RunGone(Exception):
-    """The run or its experiment was deleted in MLflow. Nothing can be sent until the user decides what to do."""
 
 
 class MlflowSink(Sink):
@@ -125,7 +122,8 @@ class MlflowSink(Sink):
         )
 
     def _found_or_created(self, identity: Identity) -> str:
-        experiment_id = self._experiment_id(identity.experiment)
+        experiment = self._cfg.experiment_name or identity.experiment
+        experiment_id = self._experiment_id(experiment)
         found = self._find(experiment_id, identity)
         if found is None and self._create_unanswered:
             # The server may still be processing an earlier request that got no answer.
@@ -137,7 +135,7 @@ class MlflowSink(Sink):
         self._create_unanswered = True
         tags = {RUN_ID_TAG: identity.run_id, "mlflow.user": user_name(), "mlflow.source.name": "ortlaunch"}
         run = self._client.create_run(experiment_id, start_time=identity.t, tags=tags, run_name=identity.name)
-        self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, identity.experiment)
+        self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, experiment)
         return str(run.info.run_id)
 
     def _find(self, experiment_id: str, identity: Identity) -> MlflowRun | None:
@@ -151,13 +149,17 @@ class MlflowSink(Sink):
         if experiment is None:
             try:
                 return str(self._client.create_experiment(name, artifact_location=self._artifact_location(name)))
-            except Exception:
+            except Exception as error:
                 # Another run may have created it in between.
                 experiment = self._client.get_experiment_by_name(name)
+                if experiment is None and getattr(error, "error_code", None) in _REFUSALS:
+                    raise RecordRefused(f"MLflow refuses the experiment {name!r}: {library_error(error)}") from error
                 if experiment is None:
                     raise
         if experiment.lifecycle_stage != "active":
-            raise RunGone(f"the experiment {name!r} is deleted in MLflow: restore it, or send the run to another store")
+            raise RecordRefused(
+                f"the experiment {name!r} is deleted in MLflow: restore it, or send the run to another store"
+            )
         return str(experiment.experiment_id)
 
     def _artifact_location(self, experiment: str) -> str | None:
@@ -270,7 +272,7 @@ class MlflowSink(Sink):
                 raise RecordLost(f"MLflow has no run {self._run_id} any more") from error
             raise
         if run.info.lifecycle_stage != "active":
-            raise RunGone(f"the run {self._run_id} is deleted in MLflow: restore it there to send what is left")
+            raise RecordRefused(f"the run {self._run_id} is deleted in MLflow: restore it there to send what is left")
 
 
 def _parts(items: list[Item], size: int) -> list[list[Item]]:

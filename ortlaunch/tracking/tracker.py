@@ -52,6 +52,10 @@ class RecordLost(Exception):
     """The tracker answers that it no longer has the run. The relay then sends the whole run again, as a new one."""
 
 
+class RecordRefused(Exception):
+    """The tracker does not take the run until somebody changes something there. The relay waits no longer for it."""
+
+
 class Sink(Protocol):
     """One run in one tracker.
 

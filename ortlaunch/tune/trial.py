@@ -8,13 +8,13 @@ import math
 import os
 import signal
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.reading import read_text
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config, MemoryCheck
@@ -82,7 +82,7 @@ class Trials:
         save_config(trackers.public(config), folder / CONFIG)
         request = {"sweep": str(self.folder), "number": number, "overrides": self.space.overrides(cell)}
         (folder / REQUEST).write_text(json.dumps(request))
-        command = [sys.executable, "-m", "ortlaunch.tune.process", str(folder)]
+        command = [*module_command("ortlaunch.tune.process"), str(folder)]
         variables = trackers.environment(config)
         watched = watch(
             command, folder / "log", variables, self.limit, effort.timeout, lambda: _ends_early(folder, effort)

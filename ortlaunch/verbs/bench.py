@@ -308,7 +308,7 @@ class _Bench:
         """Compares the runs of the sweep, as `ortlaunch compare` does."""
         from ortlaunch.compare import command
 
-        experiment = self._grid.cells[0].config.experiment
+        experiment = tracking.experiment_name or self._grid.cells[0].config.experiment
         chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": experiment}
         wanted = argparse.Namespace(**vars(options), **chosen, uri=tracking.uri)
         try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED, stopped_by
+from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, stopped_by
 from ortlaunch.base.text import say
-from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
-from ortlaunch.config.schema import Config
+from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name, swept_words
+from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.local.stop_flag import StopFlag
@@ -38,13 +39,25 @@ class Multirun:
         self._arguments = arguments
         self._varied = varied
         self._planned: list[PlannedRun] = []
+        self._first: Config | None = None
         self._sweep: Sweep | None = None
         self._name = ""
+        self._failed: dict[str, str] = {}
 
     @property
     def has_run(self) -> bool:
         """Whether a run has begun on this machine, so that there is a sweep to end."""
         return self._sweep is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a failure now is one of a run, and not of the whole sweep."""
+        launcher = None if self._first is None else self._first.launcher
+        return self.has_run and not (isinstance(launcher, LocalConfig) and launcher.fail_fast)
+
+    def note_failure(self, overrides: list[str], why: str) -> None:
+        """Keeps a combination that has failed for the summary."""
+        self._failed[" ".join(swept_words(self._varied, overrides))] = why
 
     def take(self, config: Config, overrides: list[str], backend_reason: str | None = None) -> int:
         """Takes the next combination: runs it here to its end, or keeps it for the queue.
@@ -55,9 +68,10 @@ class Multirun:
             backend_reason: why its backend is not ORT, if nobody chose it.
 
         Returns:
-            The exit code of the run; 0 for one that is kept.
+            The exit code that ends the sweep; 0 if it goes on.
         """
-        if not self._planned:
+        if self._first is None:
+            self._first = config
             self._name = swept_name(self._varied, config.name)
         self._check_launcher(config)
         run = self._planned_run(config, overrides, backend_reason)
@@ -67,11 +81,22 @@ class Multirun:
             return DONE
         if not config.launcher.dry_run:
             self._record_runs()
-        return launcher.submit(run.plan, run.config, overrides)
+        try:
+            code = launcher.submit(run.plan, run.config, overrides)
+        except RequestError:
+            if self.has_run:
+                # It has no folder.
+                self._planned.pop()
+                self._record_runs()
+            raise
+        if code == DONE or code >= FIRST_STOPPED or not self.goes_on:
+            return code
+        self.note_failure(overrides, f"exit code {code}; see {run.plan.run_dir}")
+        return DONE
 
     def _check_launcher(self, config: Config) -> None:
         """Refuses a combination whose launcher is not that of the combinations before it."""
-        first = self._planned[0].config.launcher.name if self._planned else config.launcher.name
+        first = (self._first or config).launcher.name
         if first != config.launcher.name:
             raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
 
@@ -94,14 +119,15 @@ class Multirun:
         """Submits all combinations, or ends the sweep. No further combination may come.
 
         Args:
-            code: exit code of the last run.
+            code: exit code that has ended it early.
 
         Returns:
-            The exit code of the sweep.
+            The exit code of the sweep: 1 if a run has failed.
         """
-        if not self._planned:
+        code = code or (FAILED if self._failed else DONE)
+        config = self._first
+        if config is None:
             return code
-        config = self._planned[0].config
         launcher = launcher_of(config)
         if isinstance(launcher, QueueLauncher):
             return launcher.submit_many(SweepPlan(self._name, self._folder, self._planned, self._created))
@@ -110,13 +136,16 @@ class Multirun:
             statuses = {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set()
             ended = end_sweep(self._folder, config, statuses)
             code = code or ended
+            for combination, why in self._failed.items():
+                say(f"ortlaunch: {combination} failed: {why}", file=sys.stderr)
             print(f"sweep:      {self._folder}")
             for command in trackers.compare_commands(config, "--sweep", str(self._folder)):
                 print(f"compare:    {command}")
         return code
 
     def _created(self) -> Sweep:
-        return create_sweep(self._folder, self._name, self._planned[0].config, self._arguments)
+        assert self._first is not None
+        return create_sweep(self._folder, self._name, self._first, self._arguments)
 
 
 def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:

@@ -30,7 +30,7 @@ from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
-from ortlaunch.run.checkpoints import beyond, step_of
+from ortlaunch.run.checkpoints import check_steps, step_of
 from ortlaunch.run.claim import Claim
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
@@ -86,7 +86,7 @@ def resume(arguments: list[str]) -> int:
     if launches and _is_unsaid(run, state, done, config.train.steps):
         return _close(run, done)
     if checkpoint is not None and config.train.resume == "auto":
-        _check_steps(checkpoint, config.train.steps)
+        check_steps(checkpoint, config.train.steps)
     plan, words = _planned(config, run, state), ["resume", *arguments]
     if not launches:
         return launcher_of(config).submit(plan, config, words)
@@ -225,19 +225,6 @@ def _close(run: Run, steps: int) -> int:
     )
     say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
     return DONE
-
-
-def _check_steps(checkpoint: Path, steps: int) -> None:
-    """Refuses a run that would end before its newest checkpoint. The workers would find it too, and the run would fail.
-
-    Workers pass over a damaged checkpoint, so this one must be whole; its files are read only if it is too late a step.
-
-    Raises:
-        RequestError: the number of steps is too small.
-    """
-    step = step_of(checkpoint) or 0
-    if step > steps and not manifest.problems(checkpoint):
-        raise RequestError(beyond(checkpoint, step, steps))
 
 
 def _is_over(job: str, run: Run) -> bool:

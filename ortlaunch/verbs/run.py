@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
 class _Launches:
     """Launches each combination that Hydra composes; without ``--multirun`` there is only one.
 
-    The first failure ends the sweep, because the next combinations would most likely fail too, on machines that cost
-    money. An error is kept and raised later, because Hydra would put its own text before it.
+    A request that is wrong before anything has run ends a sweep. Its error is kept and raised later, because Hydra
+    would put its own text before it.
     """
 
     def __init__(self, arguments: list[str], words: list[str], after: list[str]) -> None:
@@ -105,7 +105,10 @@ class _Launches:
             reason = backend_reason()
             self._code = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
         except RequestError as error:
-            self._error = error
+            if task is None or self._multirun is None or not self._multirun.goes_on:
+                self._error = error
+            else:
+                self._multirun.note_failure(task.overrides, str(error))
 
     def _close(self) -> int:
         if self._multirun is not None and (self._error is None or self._multirun.has_run):

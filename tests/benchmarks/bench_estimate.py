@@ -202,7 +202,7 @@ def _peaks(root: int, ranks: dict[int, str], workers: int) -> Iterator[tuple[str
     for process in children:
         try:
             # A process that was just forked has the command of torchrun for a moment.
-            if process.pid not in ranks and process.cmdline()[1:4] == ["-u", "-m", "ortlaunch.worker"]:
+            if process.pid not in ranks and process.cmdline()[1:4] == ["-P", "-m", "ortlaunch.worker"]:
                 ranks[process.pid] = process.environ()["RANK"]
         except (psutil.Error, OSError, KeyError):
             continue

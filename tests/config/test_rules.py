@@ -12,6 +12,7 @@ from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Config, DigitsConfig, OrtConfig, OrtZero3, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.run.checkpoints import Store
 
 
 def config(*overrides: str) -> Config:
@@ -24,6 +25,16 @@ def refusal(*overrides: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+@pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-00000008"])
+def test_a_run_that_would_end_before_the_checkpoint_that_it_resumes_from_is_refused(tmp_path: Path, named: str) -> None:
+    store = Store(tmp_path / "run" / "checkpoints", keep=2)
+    store.begin(8)
+    checkpoint = store.commit(8, {"step": 8})
+    resume = f"train.resume={tmp_path / named}"
+    assert f"{checkpoint} was written after step 8, and train.steps=7 is less" in refusal(resume, "train.steps=7")
+    check(config(resume, "train.steps=8"))
 
 
 def test_the_default_configuration_is_accepted() -> None:
@@ -81,8 +92,12 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
             ["trainer.static_graph=true", "train.grad_accumulation=2", "leave it out"],
         ),
         (["train.resume=nowhere"], ["train.resume=nowhere", "auto, never"]),
+        (["tracking.uri=databricks"], ["tracking.uri=databricks", "tracking.experiment_name=/Users/NAME/TITLE"]),
         (["train.resume=/"], ["train.resume=/", "no run folder, no checkpoint"]),
         (["run_root="], ["run_root=''", "must not be empty"]),
+        (["data=tokens", "data.path=a.bin", "data.dtype=float99"], ["data.dtype=float99", "uint8, uint16"]),
+        (["model=hf", "model.params.pretrained=/nowhere"], ["model.params.pretrained=/nowhere", "no such folder"]),
+        (["model=hf", "model.params.pretrained=gpt2", "model.params.task=causal"], ["task=causal", "causal-lm?"]),
         (["model.weights=nowhere"], ["model.weights=nowhere", "no such"]),
         (["backend.blocks=GPT2Block"], ["backend.blocks=GPT2Block", "trainer.zero_stage=3"]),
         (["backend.zero3=hold"], ["backend.zero3=hold", "trainer.zero_stage=3"]),

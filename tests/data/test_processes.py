@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.sockets import socket_folder
+from ortlaunch.config.schema import SyntheticConfig
+from ortlaunch.data.loader import build_loader
 
 WORKER = """
 import multiprocessing, signal, sys
@@ -139,12 +141,17 @@ def test_sockets_of_loader_processes_that_are_killed_do_not_stay(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_folder_with_a_name_too_long_for_sockets_is_not_used(
+def test_loader_processes_hand_over_batches_where_the_temporary_folder_has_a_long_name(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = temporary / ("x" * 70)
+    long = temporary / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    with socket_folder():
-        assert os.environ["ORTLAUNCH_SOCKETS"] == ""
+    with build_loader(SyntheticConfig(workers=1), batch_size=2, rank=0, world_size=1, seed=0) as loader:
+        loader.start_processes()
+        folder = Path(os.environ["ORTLAUNCH_SOCKETS"])
+        # The kernel takes 107 bytes. A batch that cannot be handed over is waited for without end.
+        assert folder.name and len(str(folder / "listener-12345678")) <= 107
+        next(loader)
+    assert not folder.exists() and "ORTLAUNCH_SOCKETS" not in os.environ
     assert list(long.iterdir()) == []

@@ -360,12 +360,18 @@ class Talks(nn.Module):
 """
 
 
+HIDES_NOTHING = ("torch", "onnx", "transformers")
+"""Files in the folder of `debugged` that have the names of libraries. This package's own command imports none."""
+
+
 @pytest.fixture(scope="session")
 def debugged(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A run of a model that prints, with every debug option of ORT set, in a folder and an experiment of any name."""
     folder = tmp_path_factory.mktemp("läufe") / "über alles, 'mit' Leerzeichen & Zeichen"
     folder.mkdir()
     (folder / "netze.py").write_text(TALKS)
+    for name in HIDES_NOTHING:
+        (folder / f"{name}.py").write_text("raise SystemExit('in the place of a library')")
     words = ("model=factory", "model.target=netze:Talks", "data=digits", "experiment='größere Läufe'")
     options = ("save_onnx=true", "log_level=verbose", "onnx_prefix=net")
     return launch(folder, *words, "train.steps=2", *(f"backend.debug.{option}" for option in options))

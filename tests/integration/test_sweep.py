@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 SMALL = ("model=mlp", "backend=eager", "trainer=single", "train.steps=4", "train.log_every=1")
 
 
@@ -25,15 +27,25 @@ def test_runs_of_a_sweep_stand_under_one_parent(sweep, ask):
     assert [run["run"] for run in compared["runs"]] == ["mlp-eager-ddp", "mlp-ort-ddp"]
 
 
-def test_the_first_failure_ends_the_sweep_and_its_parent(launch, tmp_path):
-    # The first learning rate is no number that a step survives.
-    result = launch(tmp_path, *SMALL, "optimizer=sgd", "train.clip_grad_norm=null", "optimizer.lr=1e30,0.02", "-m")
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [((), {"mlp-eager-single-lr=0.02": "FINISHED"}), (("launcher.fail_fast=true",), {})],
+    ids=["goes_on", "fail_fast"],
+)
+def test_a_sweep_goes_on_after_a_failure_unless_it_is_asked_to_end(launch, tmp_path, words, others):
+    # The first learning rate is no number that a step survives. The last one is refused.
+    sgd = ("optimizer=sgd", "train.clip_grad_norm=null", "optimizer.lr=1e30,0.02,-1")
+    result = launch(tmp_path, *SMALL, *sgd, *words, "-m")
     assert result.returncode == 1, result.report
     runs = mlflow_runs(tmp_path)
     assert {name: run.info.status for name, run in runs.items()} == {
         "sweep-optimizer.lr": "FAILED",
         "mlp-eager-single-lr=1e+30": "FAILED",
+        **others,
     }
+    if others:
+        assert f"ortlaunch: optimizer.lr=1e+30 failed: exit code 1; see {result.run_dirs[0]}" in result.stderr
+        assert "ortlaunch: optimizer.lr=-1 failed: optimizer.lr=-1.0: must be" in result.stderr
 
 
 def test_a_sweep_that_does_not_compose_leaves_nothing(ask, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,9 @@ def test_torchrun_leaves_no_folder_behind_and_reads_nothing(tmp_path: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it where it is not set.
     command = part("launcher.workers_per_node=2").start.command
-    assert command[1:4] == ["-m", agent.__name__, torchrun.__name__]
-    config, _, _ = torchrun.config_from_args(torchrun.parse_args(command[4:]))
+    assert command[1:5] == ["-P", "-m", agent.__name__, torchrun.__name__]
+    config, program, words = torchrun.config_from_args(torchrun.parse_args(command[5:]))
+    assert [program, *words][:4] == [sys.executable, "-P", "-m", "ortlaunch.worker"]
     destination = config.logs_specs.reify({0: {}, 1: {}})
     assert set(destination.stdouts.values()) == {""}, "the workers have torchrun's own output"
     assert destination.tee_stdouts == destination.tee_stderrs == {}, "no thread looks for output to copy"

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from ortlaunch.base import output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.run import failure
@@ -110,7 +111,7 @@ def _as_in_a_process_of_its_own(log: Path, cwd: Path) -> Iterator[None]:
     before = set(sys.modules)
     output.redirect(log, to_terminal=False)
     os.chdir(cwd)
-    sys.path.insert(0, str(cwd))
+    add_working_folder()
     try:
         yield
     finally:

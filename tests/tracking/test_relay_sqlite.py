@@ -281,11 +281,26 @@ def test_deleted_run_loses_nothing(store: MlflowConfig, new_run: NewRun, client:
     relay = Relay(run_dir, store)
     relay.start()
     until(lambda: "deleted" in (run_dir / "logs" / "relay.log").read_text())
-    result = relay.finish(1)
+    result = relay.finish(600)  # Nothing is waited for that only a person can change.
     assert (result.sent, result.unsent_events) == (False, 1) and "deleted" in result.message
     opened.restore_run(run_id)
     assert sync(run_dir, store).sent
     assert history(opened, run_id, "a") == [(1, 1), (2, 2)]
+
+
+def test_an_experiment_has_a_name_of_its_own_in_mlflow_and_is_missed_at_once(
+    store: MlflowConfig, new_run: NewRun, client: Any
+) -> None:
+    named = replace(store, experiment_name="/Users/ada/nets")
+    run_dir, _ = new_run("named")
+    result = sync(run_dir, named)
+    opened = client(store.uri)
+    found = opened.get_experiment_by_name("/Users/ada/nets")
+    assert opened.get_run(result.mlflow_run_id).info.experiment_id == found.experiment_id
+    assert "--experiment /Users/ada/nets " in dict(result.sinks[0].lines("other"))["compare"]
+    opened.delete_experiment(found.experiment_id)
+    result = Relay(new_run("after")[0], named).finish(600)
+    assert "'/Users/ada/nets' is deleted in MLflow: restore it" in result.message
 
 
 def test_another_store_gets_everything(store: MlflowConfig, new_run: NewRun, tmp_path: Path, client: Any) -> None:

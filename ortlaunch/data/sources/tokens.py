@@ -10,7 +10,7 @@ from omegaconf import MISSING
 from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import TokenDataConfig
-from ortlaunch.data.files import TOKENS_SUFFIX, check_paths
+from ortlaunch.data.files import TOKENS_SUFFIX, check_paths, check_token_type
 
 if TYPE_CHECKING:
     from ortlaunch.data.source import Share, Source
@@ -30,6 +30,7 @@ class TokensConfig(TokenDataConfig):
     """Upper bound that all tokens must be below; null leaves the tokens unchecked and uses the model's own size."""
 
     def check(self) -> None:
+        check_token_type(self.dtype)
         check_paths(self.path, suffix=TOKENS_SUFFIX)
 
     def open(self, share: Share) -> Source:

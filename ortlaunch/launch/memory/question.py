@@ -19,6 +19,7 @@ from typing import Any
 
 import ortlaunch
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import in_working_folder
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
@@ -162,7 +163,8 @@ def _own_code(config: Config) -> list[Any] | None:
     with suppress(OSError, ImportError, ValueError):
         here = str(Path.cwd())
         for target in targets:
-            spec = PathFinder.find_spec(target.partition(":")[0].partition(".")[0], [here, *sys.path])
+            package = target.partition(":")[0].partition(".")[0]
+            spec = in_working_folder(package) or PathFinder.find_spec(package, [*sys.path, here])
             if spec is not None:
                 places = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
                 found |= {mark for place in places for mark in _marks(Path(place))}

@@ -18,6 +18,7 @@ from types import FrameType
 
 from ortlaunch.base import exit_codes, last_resort, output
 from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
@@ -145,7 +146,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     Returns:
         The exit code of the command that started them, and the relay.
     """
-    node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
+    node = [*module_command("ortlaunch.launch.queue.node"), str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
     with watched_in_job(config, launcher.workers_per_node(config)) as memory:
         return _watched_workers(launcher, config, run_dir, signals, start, memory)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
 from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
@@ -73,7 +73,7 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
         return ""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "ortlaunch.launch.queue.announce", *map(str, folders)],
+            [*module_command("ortlaunch.launch.queue.announce"), *map(str, folders)],
             env=environment,
             capture_output=True,
             text=True,

@@ -129,7 +129,7 @@ class JobRequest:
 
     def _node(self) -> str:
         container = self.resources.container
-        module = ["-m", "ortlaunch.launch.slurm.node"]
+        module = ["-P", "-m", "ortlaunch.launch.slurm.node"]
         if container.image is None:
             return shlex.join([self.python, *module])
         if container.runtime is ContainerRuntime.pyxis:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.run import Run
@@ -135,8 +136,7 @@ def main() -> None:
     # A trial that needs more than there is must not end the run that waits for it.
     be_first_to_die()
     run_dir, backend = Path(sys.argv[1]), sys.argv[2]
-    # The user's model factory may be a module in the current folder.
-    sys.path.insert(0, os.getcwd())
+    add_working_folder()
     result, code = result_file(Run(run_dir), backend, int(os.environ["RANK"])), 0
     try:
         replace_text(result, json.dumps(measure(run_dir, backend)))

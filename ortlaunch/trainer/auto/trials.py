@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ortlaunch.base.programs import module_command
 from ortlaunch.base.reading import read_json
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.auto.decision import Rate
@@ -111,7 +111,7 @@ def _started(selection: Selection, run: Run, backend: str) -> subprocess.Popen[b
     }
     with (run.trials / f"{backend}-rank-{selection.rank}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "ortlaunch.trainer.auto.trial", str(run.path), backend],
+            [*module_command("ortlaunch.trainer.auto.trial"), str(run.path), backend],
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,

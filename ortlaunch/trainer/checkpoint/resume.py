@@ -17,7 +17,7 @@ from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, named_checkpoint
 from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.own_buffers import Saved
 from ortlaunch.trainer.checkpoint.saver import BUFFERS, WORKERS
@@ -100,12 +100,8 @@ def steps_at(wanted: str) -> int:
     """
     if wanted in ("auto", "never"):
         return 0
-    path = Path(wanted).expanduser()
-    if not (path / manifest.NAME).exists():
-        own = Run(path).checkpoints
-        folder = own if own.is_dir() else path
-        path = folder / store.newest_name(folder)
-    return int(store.read_meta(path).get("step", 0))
+    path = named_checkpoint(Path(wanted).expanduser())
+    return 0 if path is None else int(store.read_meta(path).get("step", 0))
 
 
 def leave_behind(start: Start, workers: Workers, group: dist.ProcessGroup) -> None:

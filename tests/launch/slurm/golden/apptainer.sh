@@ -28,7 +28,7 @@ cd /home/ada/project || fail "the working folder is not there on $(hostname)"
 export PATH=/home/ada/venv/bin:/usr/bin:/bin
 
 python=/home/ada/venv/bin/python
-ours=("$python" -m ortlaunch.launch.slurm.job)
+ours=("$python" -P -m ortlaunch.launch.slurm.job)
 
 # The workers of all nodes meet on the first node. If it is not known, the job fails: each node would start its own run.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||
@@ -37,7 +37,7 @@ export ORTLAUNCH_HEAD="${hosts%%$'\n'*}"
 export ORTLAUNCH_PORT=$((15000 + SLURM_JOB_ID % 15000))
 
 on_each_node=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --mpi=none --export=ALL)
-node=(apptainer exec --nv --bind /home/ada/project:/home/ada/project,/data/runs/default/20260101-120000-gpt2-ort-ddp-abc123:/data/runs/default/20260101-120000-gpt2-ort-ddp-abc123,/scratch:/scratch --pwd /home/ada/project '/images/a b.sif' python3 -m ortlaunch.launch.slurm.node)
+node=(apptainer exec --nv --bind /home/ada/project:/home/ada/project,/data/runs/default/20260101-120000-gpt2-ort-ddp-abc123:/data/runs/default/20260101-120000-gpt2-ort-ddp-abc123,/scratch:/scratch --pwd /home/ada/project '/images/a b.sif' python3 -P -m ortlaunch.launch.slurm.node)
 
 # SLURM sends the warning to this shell alone, because torchrun would end the workers while they write their checkpoint.
 signals=""

@@ -45,7 +45,7 @@ module load cuda/12.4  # the driver's
 set -u
 
 python=/home/ada/venv/bin/python
-ours=("$python" -m ortlaunch.launch.slurm.job)
+ours=("$python" -P -m ortlaunch.launch.slurm.job)
 
 # The workers of all nodes meet on the first node. If it is not known, the job fails: each node would start its own run.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||
@@ -54,7 +54,7 @@ export ORTLAUNCH_HEAD="${hosts%%$'\n'*}"
 export ORTLAUNCH_PORT=$((15000 + SLURM_JOB_ID % 15000))
 
 on_each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --cpu-bind=none --mpi=none --export=ALL --network=sn_single)
-node=(/home/ada/venv/bin/python -m ortlaunch.launch.slurm.node)
+node=(/home/ada/venv/bin/python -P -m ortlaunch.launch.slurm.node)
 
 # SLURM sends the warning to this shell alone, because torchrun would end the workers while they write their checkpoint.
 signals=""

@@ -33,7 +33,7 @@ export EMPTY=''
 
 python='/opt/a b'"'"'c"d$(touch pwned)`e`
 # $HOME ü%j\n;*/python'
-ours=("$python" -m ortlaunch.launch.slurm.job)
+ours=("$python" -P -m ortlaunch.launch.slurm.job)
 
 # The workers of all nodes meet on the first node. If it is not known, the job fails: each node would start its own run.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||
@@ -43,7 +43,7 @@ export ORTLAUNCH_PORT=$((15000 + SLURM_JOB_ID % 15000))
 
 on_each_node=(srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --mpi=none --export=ALL)
 node=('/opt/a b'"'"'c"d$(touch pwned)`e`
-# $HOME ü%j\n;*/python' -m ortlaunch.launch.slurm.node)
+# $HOME ü%j\n;*/python' -P -m ortlaunch.launch.slurm.node)
 
 # SLURM sends the warning to this shell alone, because torchrun would end the workers while they write their checkpoint.
 signals=""
