@@ -19,6 +19,8 @@ ONE_MORE := $(shell echo $$(($$(nproc) + 1)))
 SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
 # Which CI has run before, in make check.
 CHECKED := $(if $(CI),tests/test_architecture.py)
+# Packages that people have beside ours, and commands with them.
+NEIGHBOURS := .venv-neighbours
 PACKAGES := $(VENV)/.packages
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -37,7 +39,7 @@ test: test-quick test-serve test-ort
 
 ## test-nightly: test, and the cases that it leaves out: all documentation, several machines, further fault trials
 test-nightly: export ORTLAUNCH_NIGHTLY = 1
-test-nightly: test test-faults
+test-nightly: test test-neighbours test-faults
 
 ## test-quick: the tests that start no workers and no service, and compare no models under ONNX Runtime
 test-quick: $(INSTALLED)
@@ -101,6 +103,11 @@ test-slurm-quick: $(INSTALLED)
 ## test-wheel: the wheel installed from nothing, every package anew (2 GB, some minutes), and runs from there
 test-wheel: $(INSTALLED)
 	ORTLAUNCH_TEST_INSTALL=1 ORTLAUNCH_NIGHTLY=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
+
+## test-neighbours: commands beside accelerate, torchvision, timm, peft, diffusers, lightning, wandb and xformers, in a folder of their own
+.PHONY: test-neighbours
+test-neighbours: $(INSTALLED) $(NEIGHBOURS)/.installed
+	ORTLAUNCH_NEIGHBOURS=$(CURDIR)/$(NEIGHBOURS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/neighbours
 
 ## gpu-bundle: one file for a CUDA machine without a network: the committed tree, and the wheels that it lacks (docs/gpu.md)
 .PHONY: gpu-bundle
@@ -236,6 +243,13 @@ $(INSTALLED): $(PACKAGES)
 	$(BIN)/python -m ortlaunch.ort.extension
 	@touch $@
 
+$(NEIGHBOURS)/.installed: tests/neighbours/packages.txt constraints.txt
+	rm -rf $(NEIGHBOURS)
+	$(PIP) --no-deps --target $(NEIGHBOURS) --requirement tests/neighbours/packages.txt
+	# Its operators are of another build of torch; nothing here calls them.
+	: > $(NEIGHBOURS)/torchvision/_meta_registrations.py
+	@touch $@
+
 $(VENV26)/.installed: pyproject.toml constraints.txt constraints-torch26.txt
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV26)
@@ -253,4 +267,4 @@ $(VENV26)/.installed: pyproject.toml constraints.txt constraints-torch26.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV26) .venv-py312 .venv-py313
+	rm -rf $(VENV) $(VENV26) $(NEIGHBOURS) .venv-py312 .venv-py313

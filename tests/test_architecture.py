@@ -121,6 +121,11 @@ def test_only_the_relay_and_compare_import_mlflow() -> None:
     assert {name for name in users if not below(name, ("ortlaunch.tracking", "ortlaunch.compare"))} == set()
 
 
+def test_symbolics_of_the_exporter_come_from_its_registry_alone() -> None:
+    """torch's modules with the old names give others of them, by who imported them first."""
+    assert [name for name, path in MODULES.items() if "symbolic_opset" in path.read_text()] == []
+
+
 def test_the_package_uses_nothing_of_a_test() -> None:
     assert users_of("unittest") | users_of("pytest") == set()
 

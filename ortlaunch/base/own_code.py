@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
+import importlib.metadata
 import os
 import re
 import signal
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -31,8 +34,22 @@ def is_users(file: str) -> bool:
     """Whether a source file is the user's own."""
     path = Path(file)
     others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in others)
+    if {"site-packages", "dist-packages"} & set(path.parts) or is_put_there_by_pip(path):
+        return False
+    return path.is_file() and not any(path.is_relative_to(folder) for folder in others)
+
+
+def is_put_there_by_pip(path: Path) -> bool:
+    """Whether ``pip install --target`` has put a file into a folder of the search path."""
+    folders = [entry for entry in sys.path if entry and path.is_relative_to(entry)]
+    return any(not _put_by_pip(folder).isdisjoint(path.relative_to(folder).parts[:1]) for folder in folders)
+
+
+@functools.cache
+def _put_by_pip(folder: str) -> frozenset[str]:
+    """Returns the names of what pip has put into a folder, which may hold the user's code too."""
+    installed = [importlib.metadata.Distribution.at(path) for path in Path(folder).glob("*.dist-info")]
+    return frozenset(file.parts[0] for one in installed for file in one.files or ())
 
 
 def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]:

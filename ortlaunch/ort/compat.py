@@ -113,8 +113,9 @@ def _restore_exporter_modules() -> None:
     moved = importlib.import_module(_MOVED_EXPORTER)
     for info in pkgutil.iter_modules(moved.__path__):
         old_parent = "torch.onnx._internal" if info.name in _INTERNAL_MODULES else "torch.onnx"
-        if f"{old_parent}.{info.name}" in sys.modules or info.name == "verification":
+        if info.name == "verification":
             continue
+        # Another package may have imported torch's module of the old name, which lacks what begins with a _.
         module = importlib.import_module(f"{_MOVED_EXPORTER}.{info.name}")
         sys.modules[f"{old_parent}.{info.name}"] = module
         setattr(importlib.import_module(old_parent), info.name, module)

@@ -70,7 +70,7 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if hasattr(model, "save_pretrained"):
+    if _is_of_transformers(model):
         _save_pretrained(model, weights, partial)
     else:
         from safetensors.torch import save_file
@@ -94,6 +94,12 @@ def _share(folder: Path) -> None:
     os.umask(umask)
     for path in folder.iterdir():
         path.chmod(0o666 & ~umask)
+
+
+def _is_of_transformers(model: torch.nn.Module) -> bool:
+    # A `save_pretrained` of another package writes other files, such as peft's of the adapter alone.
+    names = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(model).__mro__}
+    return "transformers.modeling_utils.PreTrainedModel" in names
 
 
 def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import itertools
 import os
 import random
+import sys
 import threading
 import types
 from collections import deque
@@ -671,6 +673,59 @@ def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     model = kind()
     assert findings(wrapped_model(model)) == []
     assert type(model.steps) is int
+
+
+PACKAGE = """
+import torch
+
+calls = 0
+
+def scaled(values):
+    global calls
+    calls += 1
+    scaled.calls = calls
+    return values * 2.0
+
+class Warming(torch.nn.Module):
+    steps = 0
+
+    def forward(self, values):
+        self.steps += 1
+        return values * (1.0 + self.steps / 10_000)
+"""
+PART: Any = None
+
+
+class Calling(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return PART(hidden)
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "part", "found"),
+    [
+        (True, "scaled", []),
+        (False, "scaled", [Allow.python_state]),
+        (True, "Warming", [Allow.python_state]),
+    ],
+)
+def test_what_an_installed_package_keeps_for_itself_is_no_state_of_the_model(
+    is_installed: bool, part: str, found: list[Allow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazily.py").write_text(PACKAGE)
+    if is_installed:
+        # As pip leaves it, also outside of site-packages.
+        record = tmp_path / "lazily-1.0.dist-info" / "RECORD"
+        record.parent.mkdir()
+        record.write_text("lazily.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lazily", raising=False)
+    used = getattr(importlib.import_module("lazily"), part)
+    model = Calling()
+    if part == "Warming":
+        used = model.part = used()
+    monkeypatch.setitem(globals(), "PART", used)
+    assert [one.kind for one in findings(wrapped_model(model))][:1] == found
 
 
 class Merging(Counting):

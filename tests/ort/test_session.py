@@ -194,11 +194,12 @@ def test_a_missing_compiler_is_one_clear_message(tmp_path: Path) -> None:
 
 
 def test_the_compatibility_layer_restores_what_it_moved() -> None:
-    """Outside ORTModule's own exports torch.onnx.export keeps this torch's default."""
+    """Outside ORTModule's own exports torch.onnx.export keeps this torch's default. torchvision imports a part of the
+    exporter by its old name, before anything of ours."""
     result = run_python(
         """
-        import inspect
         import torch
+        from torch.onnx import symbolic_helper, symbolic_opset11
         before = torch.onnx.export
         from pathlib import Path
         from ortlaunch.config.schema import OrtConfig

@@ -53,6 +53,20 @@ def test_counters_are_still_integers_after_deepspeed_has_read_them(tmp_path: Pat
         assert torch.equal(found[name], value), name
 
 
+class Adapted(nn.Linear):
+    """As peft's models, which write what they have added and nothing else."""
+
+    def save_pretrained(self, folder: Path, **_: object) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+
+
+def test_a_model_with_a_save_pretrained_that_is_not_transformers_keeps_all_its_weights(tmp_path: Path) -> None:
+    model, read = Adapted(2, 2), Adapted(2, 2)
+    save_weights(dict(model.state_dict()), model, tmp_path / "weights")
+    load_weights(read, tmp_path / "weights")
+    torch.testing.assert_close(read.state_dict(), model.state_dict())
+
+
 @pytest.mark.parametrize(("out", "words"), [("out", "out is not empty"), ("/proc/x", "x cannot be made: No such file")])
 def test_a_folder_that_cannot_be_used_is_the_users_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, words: str

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import ortlaunch
+from ortlaunch.base.own_code import is_put_there_by_pip
 
 _SITES = {"site-packages", "dist-packages"}
 _origins: dict[str, tuple[types.ModuleType | None, Origin]] = {}
@@ -98,7 +99,8 @@ def _is_package_in_stdlib(path: Path, own: list[Path]) -> bool:
 def is_installed(path: Path) -> bool:
     """Whether a file belongs to the standard library, an installed package or ortlaunch."""
     sites = [Path(entry) for entry in sys.path if entry.endswith(tuple(_SITES))]
-    return is_stdlib(path) or any(path.is_relative_to(folder) for folder in (*_installed_folders(), *sites))
+    is_in_site = any(path.is_relative_to(folder) for folder in (*_installed_folders(), *sites))
+    return is_in_site or is_stdlib(path) or is_put_there_by_pip(path)
 
 
 @functools.cache
@@ -167,7 +169,7 @@ def installed_packages() -> str:
     """
     names: set[str] = set()
     for entry in sys.path:
-        if entry.endswith(tuple(_SITES)) and Path(entry).is_dir():
+        if entry and Path(entry).is_dir():
             names |= {path.name for path in Path(entry).iterdir() if path.suffix in (".dist-info", ".egg-info", ".pth")}
     return hashlib.sha256(repr(sorted(names)).encode()).hexdigest()
 

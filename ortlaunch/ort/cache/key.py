@@ -67,6 +67,7 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be
             if name in constants:
                 tensors[name].append(describe.tensor_values(f"model.{name}", tensor))
             describe.reached.add_tensor(f"model.{name}", tensor)
+    reached, of_packages = describe.reached.facts()
     facts = {
         "modules": modules,
         # Code may go through modules and parameters in their order.
@@ -74,11 +75,13 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be
         "tensors": tensors,
         "hooks of all modules": describe.value("a hook of all modules", _global_hooks()),
         "replaced in torch": [describe.value(where, value) for where, value in torch_state.replaced().items()],
-        "reached": describe.reached.facts(),
+        "reached": reached,
     }
-    # Files and packages stay the same while a process runs, and only the key of an export needs them.
+    # Files stay the same while a process runs, and what a package keeps for itself, such as a cache, is no state of
+    # the model: only the key of an export needs them.
     if must_be_complete:
-        facts |= {"code": describe.code_digests(), "packages": describe.package_versions()}
+        facts |= {"values in packages": of_packages, "code": describe.code_digests()}
+        facts["packages"] = describe.package_versions()
     return ModelFacts(facts, frozenset(describe.reached.codes))
 
 

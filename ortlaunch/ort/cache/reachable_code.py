@@ -74,6 +74,7 @@ class ReachableCode:
         self._modules: dict[str, types.ModuleType] = {}
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._facts: dict[str, Any] = {}
+        self._of_packages: dict[str, Any] = {}
         self._done: set[tuple[Any, ...]] = set()
 
     def add_function(self, function: types.FunctionType) -> None:
@@ -108,11 +109,12 @@ class ReachableCode:
         self._describe.add_package(name)
         return ["module", name]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Follows names until nothing new is found.
 
         Returns:
-            For each place, the code of its functions and the values that they read.
+            For each place in the user's files, the code of its functions and the values that they read; and the values
+            that packages, torch and Python hold there, which a program may have set.
 
         Raises:
             NotCacheableError: the user's code reads a value that cannot be described.
@@ -126,7 +128,7 @@ class ReachableCode:
         if self.has_paths and not FILES.isdisjoint(self._users_names):
             names = ", ".join(sorted(FILES & self._users_names))
             self._describe.refuse(f"the model's code may look at a file through a path ({names})")
-        return self._facts
+        return self._facts, self._of_packages
 
     def _check_order(self) -> None:
         if not sys.flags.hash_randomization:
@@ -194,7 +196,7 @@ class ReachableCode:
             for name, value in _named(names, function.__globals__, _package(function.__module__))
         }
         bound = [function.__defaults__ or (), function.__kwdefaults__ or {}, cells_of(function)]
-        self._note(where, [values, self._outline(f"the function {where}", bound)])
+        self._note(where, [values, self._outline(f"the function {where}", bound)], origin)
 
     def _outline(self, where: str, value: Any) -> Any:
         """Describes a value of an installed package, where only what a program has set is not yet in the key."""
@@ -307,13 +309,13 @@ class ReachableCode:
             if isinstance(one, types.FunctionType):
                 self._take_function(where, one, origin)
             elif origin is not Origin.USER:
-                self._note(where, self._outline(where, one))
+                self._note(where, self._outline(where, one), origin)
             elif not isinstance(one, _SLOT_TYPES) and one is not None:
                 self._note(where, self._describe.value(where, one))
 
     def _take_function(self, where: str, function: types.FunctionType, origin: Origin) -> None:
         """Follows a function in a class or module of `origin`, which a program may have replaced."""
-        self._note(where, [function.__module__, function.__qualname__])
+        self._note(where, [function.__module__, function.__qualname__], origin)
         if origin is not Origin.OWN or function_origin(function) is not origin:
             self.add_function(function)
 
@@ -343,7 +345,7 @@ class ReachableCode:
         elif origin is Origin.USER:
             self._note(where, self._global(where, value))
         elif not isinstance(value, types.ModuleType):
-            self._note(where, self._outline(where, value))
+            self._note(where, self._outline(where, value), origin)
         elif where.rpartition(".")[2] in self._users_names:
             self._global(where, value)
 
@@ -357,12 +359,14 @@ class ReachableCode:
                     self._note(place, self._describe.value(place, vars(tensor)[name]))
         return grew
 
-    def _note(self, where: str, facts: Any) -> None:
+    def _note(self, where: str, facts: Any, origin: Origin = Origin.USER) -> None:
+        """Notes what is at a place; `origin` is that of the code which holds it."""
+        noted = self._facts if origin is Origin.USER else self._of_packages
         key, number = where, 2
-        while key in self._facts:
+        while key in noted:
             # Several functions may have the same name, for example those of a decorator.
             key, number = f"{where} ({number})", number + 1
-        self._facts[key] = facts
+        noted[key] = facts
 
 
 _SLOT_TYPES = (

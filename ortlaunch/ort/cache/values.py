@@ -258,6 +258,9 @@ class Describe:
             self.add_package(value.__module__)
         # Code without a file, such as the methods of a dataclass, is identified by its instructions.
         self.reached.add_function(value)
+        if not self._must_be_complete and files.function_origin(value) is not files.Origin.USER:
+            # What a package's function keeps for itself is no state of the model.
+            return ["function", value.__module__, value.__qualname__]
         # torch.compile marks functions when they are first called.
         attributes = {key: v for key, v in vars(value).items() if not key.startswith("__dynamo")}
         parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells_of(value), attributes]

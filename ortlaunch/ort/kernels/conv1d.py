@@ -22,6 +22,7 @@ from ortlaunch.ort.kernels.traced import (
     size_of,
     widened,
 )
+from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.attention import known_size
 
 CONV1D = "ortlaunch::conv1d"
@@ -31,14 +32,14 @@ TRAINED = "ortlaunch::conv1d_trained"
 
 def symbolic(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -> Any:
     """Exports ``addmm``."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     width = known_size(weight, 1)
     is_plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
     # The kernel sums the gradient of the bias over rows, which is only right for a vector. ONNX Runtime differentiates
     # such a node only if the gradient of its first input is needed.
     if not is_plain or not is_vector(bias, width) or not bias.requires_grad():
-        return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
+        return exporters.symbolic("aten::addmm")(g, bias, values, weight, beta, alpha)
     source = _before_rows(values)
     inputs = [bias, values if source is None else source, weight]
     operator = TRAINED if all(x.requires_grad() for x in inputs) else CONV1D

@@ -17,7 +17,7 @@ import torch
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
 from ortlaunch.ort.kernels.sideways import TURNED, part_size, sources, untransposed, whole
 from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, places_of, size_of
-from ortlaunch.ort.mends import attention
+from ortlaunch.ort.mends import attention, exporters
 
 ATTENTION = "ortlaunch::attention"
 PACKED = "ortlaunch::attention_packed"
@@ -97,12 +97,12 @@ def symbolic(
 
 def transpose(g: Any, x: Any, one: Any, other: Any) -> Any:
     """Exports ``transpose``; nothing is left of one that undoes the transposition of our attention's result."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     sideways = _of_ours(x)
     if sideways is not None and {symbolic_helper._get_const(axis, "i", "dim") % 4 for axis in (one, other)} == {1, 2}:
         return sideways
-    return symbolic_opset9.transpose(g, x, one, other)
+    return exporters.symbolic("aten::transpose")(g, x, one, other)
 
 
 def reshaped(x: Any, shape: Any) -> Any | None:

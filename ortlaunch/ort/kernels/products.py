@@ -10,7 +10,7 @@ from typing import Any
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, step
 from ortlaunch.ort.kernels.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
-from ortlaunch.ort.mends import as_calls, broadcasting, torch_calls
+from ortlaunch.ort.mends import as_calls, broadcasting, exporters, torch_calls
 from ortlaunch.ort.mends.attention import known_size
 
 RMS_NORM = "ortlaunch::rms_norm"
@@ -22,8 +22,6 @@ _DTYPES = ("Float", "Double")
 
 def mul(g: Any, one: Any, other: Any) -> Any:
     """Exports a product, as one node of ours where it ends such a chain."""
-    from torch.onnx import symbolic_opset9
-
     for first, second in ((one, other), (other, one)):
         found = _rms_norm(g, first, second) or _silu_product(g, first, second)
         if found is not None:
@@ -31,7 +29,7 @@ def mul(g: Any, one: Any, other: Any) -> Any:
     if as_calls.has_small_integers(one, other):
         return torch_calls.exported(g, one, other)
     # The kernels broadcast by themselves.
-    return symbolic_opset9.mul(g, *broadcasting.whole(g, one, other))
+    return exporters.symbolic("aten::mul")(g, *broadcasting.whole(g, one, other))
 
 
 def rms_norm(g: Any, weight: Any, x: Any, epsilon: float) -> Any | None:

@@ -21,6 +21,7 @@ from ortlaunch.ort.kernels.traced import (
     size_of,
     without_casts,
 )
+from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.attention import known_size
 
 TURNED = [0, 2, 1, 3]
@@ -206,17 +207,17 @@ def size(g: Any, x: Any, dim: Any = None) -> Any:
 
     The last size of a part is a constant if the split says so.
     """
-    from torch.onnx import symbolic_helper, symbolic_opset11
+    from torch.onnx import symbolic_helper
 
     axis = None if dim is None else symbolic_helper._maybe_get_const(dim, "i")
     rank = x.type().dim() if x.type().kind() == "TensorType" else None
     if not isinstance(axis, int) or not rank:
-        return symbolic_opset11.size(g, x, *([] if dim is None else [dim]))
+        return exporters.symbolic("aten::size")(g, x, *([] if dim is None else [dim]))
     source, place = source_of_size(x, axis % rank)
     number = part_size(source) if place == 3 else None
     if number is not None:
         return g.op("Constant", value_t=torch.tensor(number))
-    return symbolic_opset11.size(g, source, g.op("Constant", value_t=torch.tensor(place)))
+    return exporters.symbolic("aten::size")(g, source, g.op("Constant", value_t=torch.tensor(place)))
 
 
 def source_of_size(x: Any, axis: int) -> tuple[Any, int]:
@@ -235,12 +236,10 @@ def source_of_size(x: Any, axis: int) -> tuple[Any, int]:
 
 def constant_chunk(g: Any, x: Any, chunks: int, dim: int) -> Any:
     """Exports a ``chunk`` as a Split into parts of a constant size, where the view that made x says its size."""
-    from torch.onnx import symbolic_opset11
-
     rank = x.type().dim()
     width = _viewed_size(x, dim % rank) if rank else None
     if width is None or width % chunks:
-        return symbolic_opset11.prim_constant_chunk(g, x, chunks, dim)
+        return exporters.symbolic("prim::ConstantChunk")(g, x, chunks, dim)
     sizes = g.op("Constant", value_t=torch.tensor([width // chunks] * chunks))
     return g.op("Split", x, sizes, axis_i=dim % rank, outputs=chunks)
 

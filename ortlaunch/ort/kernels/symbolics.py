@@ -23,7 +23,7 @@ import torch
 from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
 from ortlaunch.ort.kernels.traced import is_vector, rank_of, widened
-from ortlaunch.ort.mends import losses, saturation, vectors
+from ortlaunch.ort.mends import exporters, losses, saturation, vectors
 from ortlaunch.ort.mends import symbolics as mended
 from ortlaunch.ort.mends.attention import known_size
 
@@ -222,11 +222,9 @@ def _grad_weight(values: str) -> Any:
 
 def _reshape(g: Any, x: Any, shape: Any) -> Any:
     """Exports ``reshape`` and ``view``; nothing is left of one that gives a result of ours the shape that it has."""
-    from torch.onnx import symbolic_opset14
-
     same = fused_attention.reshaped(x, shape)
     same = conv1d.restored(x, shape) if same is None else same
-    return symbolic_opset14.reshape(g, x, shape) if same is None else same
+    return exporters.symbolic("aten::reshape")(g, x, shape) if same is None else same
 
 
 def _cross_entropy(

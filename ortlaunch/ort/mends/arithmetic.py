@@ -22,16 +22,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from ortlaunch.ort.kernels.traced import number as constant_number
-from ortlaunch.ort.mends import in_part, torch_calls
+from ortlaunch.ort.mends import exporters, in_part, torch_calls
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import DTYPES, cast, is_floating, number, sizes
 
-_ZERO_GRADIENT = ("sign", "floor", "ceil", "round", "trunc", "frac")
+_EXPORTED = ("sign", "floor", "ceil", "round")
 """These are replaced only where a gradient flows, because ONNX Runtime computes with sizes by them."""
 _OF_INTEGERS = ("sign", "round", "trunc", "frac")
 """The exporter takes integers too; the result of all others has another dtype, or its node takes none."""
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    **{name: getattr(torch, name) for name in _ZERO_GRADIENT},
+    **{name: getattr(torch, name) for name in (*_EXPORTED, "trunc", "frac")},
     **{name: getattr(torch, name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh")},
     **{name: getattr(torch, name) for name in ("atanh", "expm1", "erfc", "erfinv", "lgamma", "digamma", "sinc", "i0")},
     **{name: getattr(functional, name) for name in ("hardswish", "hardsigmoid", "mish", "selu")},
@@ -159,14 +159,10 @@ def register_standard() -> None:
 
 
 def _unary_symbolic(name: str, g: Any, x: Any, *rest: Any) -> Any:
-    from torch.onnx import symbolic_opset9, symbolic_opset11
-
     if not is_floating(x) and name not in _OF_INTEGERS:
         return torch_calls.exported(g, x, *rest)
-    if name in _ZERO_GRADIENT and not (is_floating(x) and x.requires_grad()):
-        original = getattr(symbolic_opset11, name, None) or getattr(symbolic_opset9, name, None)
-        if original is not None:
-            return original(g, x, *rest)
+    if name in _EXPORTED and not (is_floating(x) and x.requires_grad()):
+        return exporters.symbolic(f"aten::{name}")(g, x, *rest)
     if rest:
         # round with decimals.
         return torch_calls.exported(g, x, *rest)
@@ -187,13 +183,13 @@ def _prelu_symbolic(g: Any, x: Any, weight: Any) -> Any:
 
 
 def _pow_symbolic(g: Any, base: Any, exponent: Any) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     if symbolic_helper._is_constant(exponent) or not is_floating(exponent):
         known = symbolic_helper._maybe_get_const(exponent, "t")
         is_zero_nowhere = isinstance(known, Tensor) and bool((known != 0).all())
         if is_zero_nowhere or not (is_floating(base) and g.original_node.inputsAt(0).requires_grad()):
-            return symbolic_opset9.pow(g, base, exponent)
+            return exporters.symbolic("aten::pow", 9)(g, base, exponent)
         shape = list(known.shape) if isinstance(known, Tensor) else sizes(exponent)
         exponent = cast(g, exponent, base)
         exponent.setType(base.type().with_sizes(shape))
@@ -397,14 +393,14 @@ def _unsafe_chunk_symbolic(g: Any, x: Any, chunks: Any, dim: Any, _outputs: int 
 
 def _split_symbolic(g: Any, x: Any, part: Any, dim: Any, _outputs: int | None = None) -> Any:
     """Exports ``split`` into parts of one size; the exporter takes the last one for as long as the others."""
-    from torch.onnx import symbolic_helper, symbolic_opset13
+    from torch.onnx import symbolic_helper
 
     known = symbolic_helper._maybe_get_const(part, "i")
     lasts = [output.type().sizes() for output in list(g.original_node.outputs())[-1:]]
     axis = symbolic_helper._get_const(dim, "i", "dim")
     is_even = bool(lasts) and lasts[0] is not None and lasts[0][axis] == known
     if _outputs is None or not isinstance(known, int) or is_even:
-        return symbolic_opset13.split(g, x, part, dim, _outputs)
+        return exporters.symbolic("aten::split")(g, x, part, dim, _outputs)
     return _split_evenly(g, x, _whole(g, known), axis, _outputs)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.values import cast, is_floating, sizes
 
 _OPSET = 17
@@ -23,25 +24,21 @@ def register() -> None:
 
 def where(g: Any, condition: Any, chosen: Any = None, other: Any = None, _outputs: int | None = None) -> Any:
     """Exports ``torch.where`` in both of its forms."""
-    from torch.onnx import symbolic_opset9
-
     if chosen is None or other is None:
-        return symbolic_opset9.where(g, condition, chosen, other, _outputs)
+        return exporters.symbolic("aten::where", 9)(g, condition, chosen, other, _outputs)
     whole = _like(g, chosen, condition, other), _like(g, other, condition, chosen)
     kinds = [value.type().scalarType() for value in whole]
     if "Bool" in kinds and kinds[0] != kinds[1]:
         # The exporter gives no boolean the dtype of a number.
         output = g.original_node.output()
         whole = cast(g, whole[0], output), cast(g, whole[1], output)
-    return symbolic_opset9.where(g, condition, *whole)
+    return exporters.symbolic("aten::where", 9)(g, condition, *whole)
 
 
 def _masked_fill(g: Any, values: Any, mask: Any, value: Any) -> Any:
     """Exports ``masked_fill``; `value` may be a tensor without dimensions."""
-    from torch.onnx import symbolic_opset9
-
     if value.node().kind() in ("onnx::Constant", "prim::Constant"):
-        return symbolic_opset9.masked_fill(g, values, mask, value)
+        return exporters.symbolic("aten::masked_fill")(g, values, mask, value)
     return where(g, mask, cast(g, value, values).setType(values.type().with_sizes([])), values)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ortlaunch.ort.kernels.traced import number
-from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.mends import exporters, torch_calls
 from ortlaunch.ort.mends.values import DTYPES, cast, is_floating
 
 _FLOOR = "floor"
@@ -25,29 +25,29 @@ _OF_SIGNLESS = ("onnx::Cast", "onnx::Unsqueeze", "onnx::Squeeze", "onnx::Add", "
 
 def register() -> None:
     """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic, symbolic_opset9, symbolic_opset10, symbolic_opset11  # type: ignore[attr-defined]
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     symbolics = {
         "floor_divide": _floor_divide,
         "div": _div,
-        **{name: partial(_shift, symbolic_opset11.__rshift_) for name in _RIGHT_SHIFTS},
-        "remainder": partial(_of_floats, symbolic_opset9.remainder),
-        "fmod": partial(_of_floats, symbolic_opset10.fmod),
+        **{name: partial(_shift, exporters.symbolic("aten::__rshift_")) for name in _RIGHT_SHIFTS},
+        "remainder": partial(_of_floats, exporters.symbolic("aten::remainder", 9)),
+        "fmod": partial(_of_floats, exporters.symbolic("aten::fmod")),
     }
     for name, symbolic in symbolics.items():
         register_custom_op_symbolic(f"aten::{name}", symbolic, torch_calls.OPSET)
 
 
 def _div(g: Any, one: Any, other: Any, mode: Any = None) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset10
+    from torch.onnx import symbolic_helper
 
     if mode is None or symbolic_helper._is_none(mode):
-        return symbolic_opset10.div(g, one, other)
+        return exporters.symbolic("aten::div")(g, one, other)
     if g.original_node.output().type().scalarType() not in _DIVIDED:
         return torch_calls.exported(g, one, other, mode)
     if symbolic_helper._get_const(mode, "s", "rounding_mode") == _FLOOR:
         return _floor_divide(g, one, other)
-    return symbolic_opset10.div(g, one, other, mode)
+    return exporters.symbolic("aten::div")(g, one, other, mode)
 
 
 def _floor_divide(g: Any, one: Any, other: Any) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortlaunch.ort.mends import exporters
+
 _DOMAIN = "org.pytorch.aten"
 _OPSET = 17
 _KINDS = {"reflect": "reflection_pad", "replicate": "replication_pad"}
@@ -38,10 +40,12 @@ def _gradient(operator: str) -> list[Any]:
 
 def _pad(g: Any, values: Any, widths: Any, mode: Any, value: Any = None) -> Any:
     """Exports ``torch.nn.functional.pad``; constant and circular padding are the exporter's own."""
-    from torch.onnx import symbolic_helper, symbolic_opset11
+    from torch.onnx import symbolic_helper
 
     kind = _KINDS.get(symbolic_helper._get_const(mode, "s", "mode"))
-    return symbolic_opset11.pad(g, values, widths, mode, value) if kind is None else _call(g, kind, values, widths)
+    if kind is None:
+        return exporters.symbolic("aten::pad")(g, values, widths, mode, value)
+    return _call(g, kind, values, widths)
 
 
 def _call(g: Any, kind: str, values: Any, widths: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.torch_nodes import torch_node
 
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
@@ -103,10 +104,8 @@ def _scatter_reduce_symbolic(
 
 
 def _index_add_symbolic(g: Any, base: Any, dim: Any, index: Any, values: Any, alpha: Any = None) -> Any:
-    from torch.onnx import symbolic_opset9
-
     if alpha is not None:
-        values = symbolic_opset9.mul(g, values, _like(g, alpha, base))
+        values = exporters.symbolic("aten::mul")(g, values, _like(g, alpha, base))
     return _index_add(g, base, values, dim, index)
 
 
@@ -123,14 +122,14 @@ def _fill_diagonal_symbolic(g: Any, base: Any, value: Any, wrap: Any = False) ->
 
 
 def _index_put_symbolic(g: Any, base: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
-    from torch.onnx import errors, symbolic_helper, symbolic_opset11
+    from torch.onnx import errors, symbolic_helper
 
     given = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
     if not symbolic_helper._parse_arg(accumulate, "b"):
         ranks = _rank(g, 0, base), _rank(g, 2, values)
         is_broadcast = 1 in (g.original_node.inputsAt(2).type().sizes() or ())
         if len(given) > _MOST_INDICES or None in ranks or _are_whole(given, *ranks, is_broadcast):
-            return symbolic_opset11.index_put(g, base, indices, values, accumulate)
+            return exporters.symbolic("aten::index_put")(g, base, indices, values, accumulate)
         return _index_put(g, base, values, *_four(g, given), dims=[None] * ranks[0])
     if len(given) > _MOST_INDICES:
         raise errors.SymbolicValueError(f"index_put with accumulate takes at most {_MOST_INDICES} indices here", base)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ortlaunch.ort.kernels import shapes
+from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import integers, number, sizes
 
@@ -237,10 +238,10 @@ def _convolution_symbolic(
 def _convolution_mode_symbolic(
     g: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     if not _needs_torch(weight, groups):
-        return symbolic_opset9._convolution_mode(g, x, weight, bias, stride, padding, dilation, groups)
+        return exporters.symbolic("aten::_convolution_mode")(g, x, weight, bias, stride, padding, dilation, groups)
     word = symbolic_helper._get_const(padding, "s", "padding")
     width = _SAME if word == "same" else 0
     rank = symbolic_helper._get_tensor_rank(weight) or 0

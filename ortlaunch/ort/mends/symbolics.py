@@ -17,6 +17,7 @@ from ortlaunch.ort.mends import (
     choices,
     division,
     embeddings,
+    exporters,
     losses,
     noise,
     padding,
@@ -235,34 +236,34 @@ def _squeeze(g: Any, values: Any, dim: Any = None) -> Any:
 
 def _roll(g: Any, values: Any, shifts: Any, dims: Any) -> Any:
     """Exports ``torch.roll``; without dimensions, which the exporter lacks, the flattened tensor is rolled."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     if symbolic_helper._get_const(dims, "is", "dims"):
-        return symbolic_opset9.roll(g, values, shifts, dims)
+        return exporters.symbolic("aten::roll")(g, values, shifts, dims)
     flat = g.op("Reshape", values, g.op("Constant", value_t=torch.tensor([-1])))
-    rolled = symbolic_opset9.roll(g, flat, shifts, g.op("Constant", value_t=torch.tensor([0])))
+    rolled = exporters.symbolic("aten::roll")(g, flat, shifts, g.op("Constant", value_t=torch.tensor([0])))
     return g.op("Reshape", rolled, g.op("Shape", values)).setType(values.type())
 
 
 def _tile(g: Any, values: Any, counts: Any) -> Any:
     """Exports ``torch.tile`` as ``repeat``; ORTModule's inference of shapes does not follow the exporter's graph."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     known = symbolic_helper._get_const(counts, "is", "dims")
     rank = symbolic_helper._get_tensor_rank(values) or 0
     padded = [*[1] * (rank - len(known)), *known]
-    return symbolic_opset9.repeat(g, values, g.op("Constant", value_t=torch.tensor(padded)))
+    return exporters.symbolic("aten::repeat")(g, values, g.op("Constant", value_t=torch.tensor(padded)))
 
 
 def _narrow(g: Any, values: Any, dim: Any, start: Any, length: Any) -> Any:
     """Exports ``torch.narrow``; up to the end, a first index below zero gives the exporter an end of zero."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     first, count = (symbolic_helper._maybe_get_const(one, "i") for one in (start, length))
     if isinstance(first, int) and isinstance(count, int) and first < 0 and first + count == 0:
         axis = symbolic_helper._get_const(dim, "i", "dim")
         return symbolic_helper._slice_helper(g, values, axes=[axis], starts=[first], ends=[2**63 - 1])
-    return symbolic_opset9.narrow(g, values, dim, start, length)
+    return exporters.symbolic("aten::narrow", 9)(g, values, dim, start, length)
 
 
 def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
@@ -271,10 +272,10 @@ def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, outpu
     torch's exporter (seen in 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph
     is the same constant, so ``stack`` and ``flatten`` of other layers would get another dimension.
     """
-    from torch.onnx import symbolic_helper, symbolic_opset13
+    from torch.onnx import symbolic_helper
 
     if dim is not None and not symbolic_helper._is_none(dim):
         axis = symbolic_helper._get_const(dim, "i", "dim")
         rank = symbolic_helper._get_tensor_rank(values) or 0
         dim = g.op("Constant", value_t=torch.tensor(axis + rank if axis < 0 else axis))
-    return symbolic_opset13.repeat_interleave(g, values, repeats, dim, output_size)
+    return exporters.symbolic("aten::repeat_interleave")(g, values, repeats, dim, output_size)

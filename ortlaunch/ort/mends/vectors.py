@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ortlaunch.ort.mends import exporters
+
 _OPSET = 17
 
 
@@ -42,11 +44,11 @@ def matmul(g: Any, left: Any, right: Any) -> Any:
 
 def linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     """Exports ``torch.nn.functional.linear``; the weight or the values may be a vector."""
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     ranks = [symbolic_helper._get_tensor_rank(x) for x in (values, weight)]
     if 1 not in ranks:
-        return symbolic_opset9.linear(g, values, weight, bias)
+        return exporters.symbolic("aten::linear")(g, values, weight, bias)
     turned = weight if ranks[1] == 1 else g.op("Transpose", weight, perm_i=[1, 0])
     product = matmul(g, values, turned)
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
