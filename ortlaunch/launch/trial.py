@@ -15,9 +15,10 @@ import signal
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 from ortlaunch.base import exit_codes
@@ -178,6 +179,25 @@ def tried(
     )
     refused = read_text(folder / REFUSED) if (folder / REFUSED).is_file() else ""
     return outcome_of(watched, run_of(folder), config.train.steady_after, limits, refused)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Ends what is inside the block by an exception where SIGTERM or SIGHUP asks for it, so that its trial ends too."""
+    before = {
+        number: signal.signal(number, _end)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(exit_codes.stopped_by(number))
 
 
 def run_of(folder: Path) -> Path | None:

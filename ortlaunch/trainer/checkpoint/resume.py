@@ -92,22 +92,6 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
     return start
 
 
-def steps_at(wanted: str) -> int:
-    """The steps that ``train.resume`` skips in a run of its own, by the names and facts of checkpoints; 0 for none.
-
-    Args:
-        wanted: the value of the key.
-    """
-    if wanted in ("auto", "never"):
-        return 0
-    path = Path(wanted).expanduser()
-    if not (path / manifest.NAME).exists():
-        own = Run(path).checkpoints
-        folder = own if own.is_dir() else path
-        path = folder / store.newest_name(folder)
-    return int(store.read_meta(path).get("step", 0))
-
-
 def leave_behind(start: Start, workers: Workers, group: dist.ProcessGroup) -> None:
     """Renames the checkpoints that no longer belong to the run. All workers call it once nothing refuses the run.
 
