@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -153,10 +153,6 @@ bench-limit: $(INSTALLED)
 ## bench-exchange: gradients through shared memory over gloo on the CPU: single sums, then whole runs
 bench-exchange: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_exchange $(ARGS)
-
-## bench-auto: whole runs with backend=auto over those with the best of eager, compile and ort
-bench-auto: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_auto
 
 ## bench-guards: what the guards of backend=ort cost, in steps of training: check at the start, decisions, comparisons
 bench-guards: $(INSTALLED)

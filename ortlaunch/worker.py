@@ -68,12 +68,10 @@ def _hold_lock(run_dir: Path) -> None:
 
 def work(run_dir: Path) -> None:
     """Builds, wraps and trains the model that the run folder's configuration describes."""
-    environment = dict(os.environ)
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.hidden import check_whole
     from ortlaunch.config.load import load_config, to_dict
-    from ortlaunch.config.schema import AutoConfig
     from ortlaunch.config.trainers import trainer_of
 
     # If torchrun has restarted this worker, its start-up time counts from now and not from the launch.
@@ -82,25 +80,9 @@ def work(run_dir: Path) -> None:
     config = load_config(Run(run_dir).config_file)
     check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
-    selection = None
-    if isinstance(config.backend, AutoConfig):
-        from ortlaunch.trainer.garbage import left_out
-
-        # It imports torch.
-        with left_out():
-            from ortlaunch.trainer.auto.selection import Selection, with_backend
-
-        selection = Selection(config, run_dir, environment)
-        config = with_backend(config, selection.backend)
-        selection.watch_start()
     from ortlaunch.trainer.imports import import_stack
 
-    try:
-        import_stack(trainer_of(config.trainer), config.backend.name)
-    except Exception as error:
-        if selection is not None:
-            selection.give_up(error)
-        raise
+    import_stack(trainer_of(config.trainer), config.backend.name)
     times.lap("startup/import_seconds")
 
     from ortlaunch.trainer.workers import join
@@ -115,7 +97,7 @@ def work(run_dir: Path) -> None:
 
     from ortlaunch.trainer.run import train_run
 
-    train_run(config, run_dir, workers, times.laps, started, selection)
+    train_run(config, run_dir, workers, times.laps, started)
 
 
 class _Stopwatch:

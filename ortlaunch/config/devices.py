@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,6 +36,20 @@ def resolve_device(device: Device) -> Device:
 def usable_cores() -> int:
     """The number of CPU cores that this process may run on. It respects the limits of SLURM and containers."""
     return len(os.sched_getaffinity(0))
+
+
+def device_name(device: Device) -> str:
+    """The product name of this machine's first GPU, or of its processor."""
+    if device is Device.cuda:
+        return _nvidia_smi("--query-gpu=name", "--format=csv,noheader").partition("\n")[0].strip()
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("model name", "Model")):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    # The kernel of some architectures does not name it.
+    return platform.processor() or platform.machine()
 
 
 def gpu_memory() -> int | None:

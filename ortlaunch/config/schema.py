@@ -287,8 +287,8 @@ class OrtConfig(BackendConfig):
 
 @dataclass(eq=False, repr=False)
 class AutoConfig(BackendConfig):
-    """The fastest of eager, compile and ort for this model on this machine, by the rates of earlier runs and by trials
-    that together take at most 3 % of the run's time. Each backend has its default keys."""
+    """The fastest of eager, compile and ort for this kind of run, by the rates of earlier ones, else by a trial of each
+    before the workers start. Each backend has its default keys."""
 
     name: str = "auto"
 

@@ -56,7 +56,6 @@ class Journal:
         """Why some events of a patient journal are not written; empty once all are."""
         self._is_patient = is_patient
         self._kept: deque[Event] = deque(maxlen=_MOST_KEPT)
-        self._held: list[Event] | None = None
         self._torn: tuple[int, bytes] | None = None
         """The journal's size after a line was written only in part, and the rest of the line."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -121,19 +120,6 @@ class Journal:
         with suppress(OSError) if self._is_patient else nullcontext():
             os.fsync(self._fd)
 
-    def hold(self) -> None:
-        """Keeps events in memory from now on, with their times, until `release`.
-
-        A run that may yet begin again has nothing to journal that counts.
-        """
-        self._held = []
-
-    def release(self) -> None:
-        """Appends the events that were held; does nothing if none are."""
-        held, self._held = self._held or [], None
-        for event in held:
-            self._append(event)
-
     def close(self) -> None:
         """Closes the file. The journal takes no events afterwards."""
         os.close(self._fd)
@@ -145,9 +131,6 @@ class Journal:
         self.close()
 
     def _append(self, event: Event) -> None:
-        if self._held is not None:
-            self._held.append(event)
-            return
         if not self._is_patient:
             self._write(event)
             return

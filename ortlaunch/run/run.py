@@ -233,13 +233,8 @@ class Run:
 
     @property
     def backend_file(self) -> Path:
-        """The backend that a run with backend=auto has chosen."""
+        """The backend that a run with backend=auto of an earlier version of ortlaunch has chosen."""
         return self.path / "backend.json"
-
-    @property
-    def trials(self) -> Path:
-        """The folder of the trials of backends that a run with backend=auto makes."""
-        return self.path / "backend-trials"
 
     @property
     def stop_file(self) -> Path:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from ortlaunch.config.schema import Config
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.system_info import SystemInfo
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.workers import Workers, separate_group
@@ -39,15 +38,11 @@ class RunContext:
     control: dist.ProcessGroup
     """All workers, on the CPU, for start-up and for requests to stop."""
     system: SystemInfo
-    selection: Selection | None = None
-    """The choice of the backend; None where the configuration names one."""
     restarts: int = 0
     """How often the workers were restarted since this launch of the run: `ortlaunch resume` is a new one."""
 
 
-def open_context(
-    config: Config, run_dir: Path, workers: Workers, launched: float, selection: Selection | None = None
-) -> RunContext:
+def open_context(config: Config, run_dir: Path, workers: Workers, launched: float) -> RunContext:
     """Starts the watch, opens the journal and exchanges facts about the machines; all workers call it.
 
     Args:
@@ -55,7 +50,6 @@ def open_context(
         run_dir: the run folder.
         workers: this worker's place.
         launched: when the launcher started the run, in seconds since the epoch.
-        selection: the choice of the backend; None where the configuration names one.
     """
     entered, run = time.perf_counter(), Run(run_dir)
     watch = Watch(
@@ -67,8 +61,6 @@ def open_context(
     )
     watch.start()
     journal = run.journal(is_patient=True) if workers.is_first else None
-    if journal is not None and selection is not None and not selection.is_decided:
-        journal.hold()
     # Two groups: a thread that writes a checkpoint uses one of them while the main thread uses the other.
     writers, control = separate_group(config), separate_group(config)
     return RunContext(
@@ -83,7 +75,6 @@ def open_context(
         writers=writers,
         control=control,
         system=SystemInfo(workers, control, run_dir),
-        selection=selection,
         restarts=_counted("TORCHELASTIC_RESTART_COUNT", "ORTLAUNCH_RESTARTS"),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run, Stopped
-from ortlaunch.trainer.auto.finished import note_rate
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.train import Trained
 from ortlaunch.trainer.weights import save_weights
@@ -34,7 +33,7 @@ def _write_results(context: RunContext, trained: Trained) -> None:
 
 
 def _write_done(context: RunContext, trained: Trained) -> None:
-    """Leaves the weights, the backend's rate, and a file that tells `ortlaunch resume` that all steps are done."""
+    """Leaves the weights, and a file that tells `ortlaunch resume` that all steps are done."""
     train, parts = context.config.train, trained.parts
     if train.save_weights:
         # All workers take part, and the first one gets the weights.
@@ -42,7 +41,6 @@ def _write_done(context: RunContext, trained: Trained) -> None:
         if context.workers.is_first:
             save_weights(weights, parts.model, context.run.weights)
     if context.workers.is_first:
-        note_rate(context, trained)
         context.run.note_done(train.steps)
 
 

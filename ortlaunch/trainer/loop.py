@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.trainer.auto.probation import Probation
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
@@ -33,7 +32,6 @@ def run_steps(
     start_step: int = 0,
     profile: Profile | None = None,
     backend: BackendRun | None = None,
-    probation: Probation | None = None,
 ) -> None:
     """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
 
@@ -49,7 +47,6 @@ def run_steps(
         start_step: steps that earlier attempts have done.
         profile: profiles some of the steps; None for none.
         backend: compares gradients while the run trains; None for nothing.
-        probation: decides the backend after the first steps; None where it is decided.
 
     Raises:
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
@@ -61,8 +58,6 @@ def run_steps(
         for step in range(start_step + 1, cfg.steps + 1):
             engine.guard.step = step
             lr = engine.lr
-            if probation is not None:
-                probation.step_begins()
             if profile is not None:
                 profile.step_begins(step)
             with span("forward and backward"):
@@ -78,8 +73,6 @@ def run_steps(
                 recorder.disturbed()
             if step == start_step + 1:
                 first_step_done()
-            if probation is not None and probation.step_ends(step):
-                recorder.restart_clock()
             evaluates = evaluation is not None and evaluation.is_due(step)
             # Before an evaluation or a checkpoint: it raises if the weights of this step cannot be trusted.
             if recorder.is_log_step(step) or engine.known_discarded or evaluates:

@@ -16,7 +16,6 @@ from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
 from ortlaunch.models.task import Batch
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
 from ortlaunch.trainer.system_info import SystemInfo
@@ -92,10 +91,6 @@ class Recorder:
             tokens_seen: tokens that all workers have seen in them.
         """
         self.tokens_seen = tokens_seen
-        self.time_to_first_step: float | None = None
-        """Seconds from the launch to the end of this attempt's first step."""
-        self.summary: dict[str, float] = {}
-        """The run's summary on the first worker, once it is finished."""
         self.own_time = OwnTime(workers.device)
         """Time in which this worker does not wait for others; the loop marks its parts."""
         self._start_step = start_step
@@ -244,7 +239,6 @@ class Recorder:
         if shares:
             summary["summary/other_cpu_percent"] = sum(shares) / len(shares)
         self._journal.metrics(step, summary)
-        self.summary = summary
         throttled = everyone.throttled.tolist()
         if max(throttled) >= 0:
             self._journal.tags({"ortlaunch.throttled": str(max(throttled) > 0).lower()})
@@ -277,7 +271,6 @@ class Recorder:
 
     def startup(self, values: dict[str, float]) -> None:
         """Journals start-up times at the step after which this attempt starts."""
-        self.time_to_first_step = values.get(FIRST_STEP)
         if self._journal is not None:
             self._journal.metrics(self._start_step, values)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from ortlaunch.config.schema import Config
 from ortlaunch.trainer import memory_error, ranges
-from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.build import build
 from ortlaunch.trainer.context import open_context
 from ortlaunch.trainer.leave import leave
@@ -15,14 +14,7 @@ from ortlaunch.trainer.train import train
 from ortlaunch.trainer.workers import Workers
 
 
-def train_run(
-    config: Config,
-    run_dir: Path,
-    workers: Workers,
-    startup: dict[str, float],
-    started: float,
-    selection: Selection | None = None,
-) -> None:
+def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str, float], started: float) -> None:
     """Trains one worker's part of a run, from building it to its results; all workers call it.
 
     Args:
@@ -31,24 +23,18 @@ def train_run(
         workers: this worker's place.
         startup: start-up times measured so far, by metric name.
         started: when the launcher started the run, in seconds since the epoch.
-        selection: the choice of the backend; None where the configuration names one.
 
     Raises:
         RequestError: the request cannot be fulfilled.
         TrainingError: the training failed; a lack of memory comes with figures and advice.
     """
-    context = None
     try:
-        context = open_context(config, run_dir, workers, started, selection)
+        context = open_context(config, run_dir, workers, started)
         parts = build(context, startup)
         observed = observe(context, parts)
         trained = train(context, observed)
         leave(context, trained)
     except Exception as error:
-        if selection is not None:
-            selection.give_up(error)
-        if context is not None and context.journal is not None:
-            context.journal.release()
         explanation = memory_error.explained(ranges.explained(error, config), config, run_dir, workers.rank)
         if explanation is error:
             raise

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.config import devices
+from ortlaunch.config.schema import Device
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import Sampler
@@ -87,17 +89,8 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The product name of a GPU, or of the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith(("model name", "Model")):
-                return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
-    # The kernel of some architectures does not name it.
-    return platform.processor() or platform.machine()
+    """The product name of a worker's GPU, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else devices.device_name(Device.cpu)
 
 
 def _gpu(device: torch.device) -> Gpu | None:

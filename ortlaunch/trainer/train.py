@@ -7,7 +7,6 @@ from functools import partial
 
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.state import FIRST_STEP
-from ortlaunch.trainer.auto.probation import Probation
 from ortlaunch.trainer.build import Parts
 from ortlaunch.trainer.checkpoint.saver import Saver
 from ortlaunch.trainer.checkpoint_facts import CheckpointFacts
@@ -47,7 +46,6 @@ def train(context: RunContext, observed: Observed) -> Trained:
         grace_seconds=context.config.launcher.grace_seconds,
     )
     step_end = _step_end(context, observed, feed, stop)
-    probation = _probation(context, parts, stop)
     stop.listen()
     context.system.sampler.start()
     run_steps(
@@ -62,10 +60,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
         start_step=parts.start.step,
         profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
         backend=parts.backend,
-        probation=probation,
     )
-    if probation is not None:
-        probation.close()
     context.system.sampler.stop()
     step_end.finish()
     parts.loader.close()
@@ -77,14 +72,6 @@ def _weights(context: RunContext, parts: Parts) -> Weights | None:
         return None
     alone = context.workers.world_size == 1
     return Weights(parts.items, None if alone else separate_group(context.config))
-
-
-def _probation(context: RunContext, parts: Parts, stop: StopRequests) -> Probation | None:
-    if context.selection is None or context.selection.is_decided:
-        return None
-    return Probation(
-        context.selection, context, parts.start.step, is_stopped=lambda: stop.is_asked, close=parts.loader.close
-    )
 
 
 def _step_end(context: RunContext, observed: Observed, feed: Feed, stop: StopRequests) -> StepEnd:
@@ -114,5 +101,3 @@ def _first_step_done(context: RunContext, parts: Parts, recorder: Recorder) -> N
     set_time_limits(context.config, context.workers)
     startup = {**parts.startup, FIRST_STEP: seconds_since(context.launched)}
     recorder.startup(startup | parts.backend.first_step_done())
-    if context.selection is not None:
-        context.selection.first_step_done(context.journal)

@@ -16,8 +16,6 @@ from torch.distributed.rendezvous import rendezvous
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Device
 
-STORE = "ORTLAUNCH_STORE"
-"""The variable that names the part of the store in which the workers of a process group find each other."""
 T = TypeVar("T")
 _NO_LIMIT = timedelta(days=365)
 _KEPT: list[dist.ProcessGroup] = []
@@ -66,7 +64,7 @@ def join(config: Config, device: Device) -> Workers:
     timeout = timedelta(seconds=config.trainer.timeout_seconds)
     dist.init_process_group(
         "nccl" if device is Device.cuda else "gloo",
-        store=store_of_attempt(os.environ.get(STORE, ""), timeout.total_seconds()),
+        store=_store_of_attempt(timeout.total_seconds()),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
@@ -75,17 +73,16 @@ def join(config: Config, device: Device) -> Workers:
     return Workers(rank, world_size, here, threads)
 
 
-def store_of_attempt(part: str, seconds: float) -> PrefixStore:
+def _store_of_attempt(seconds: float) -> PrefixStore:
     """torchrun's store, in which workers find each other.
 
     Args:
-        part: the names of other parts do not collide with those of this one.
         seconds: the longest wait for a value.
     """
     store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
     # torchrun keeps its store when it restarts workers, with the addresses of those that died still in it.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"ortlaunch/{attempt}{part}", store)
+    return PrefixStore(f"ortlaunch/{attempt}", store)
 
 
 def single_worker(device: Device, threads: int) -> Workers:

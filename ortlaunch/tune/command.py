@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -29,6 +27,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.memory.limit import LEAST_BYTES, parsed
+from ortlaunch.launch.trial import ended_by_signals
 from ortlaunch.run.events import Status
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
@@ -374,20 +373,9 @@ def _ended_in_order(how: str) -> Iterator[None]:
     Args:
         how: in what the command that goes on differs from this one.
     """
-    before = {
-        number: signal.signal(number, _end)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        say(f"ortlaunch: interrupted; the same command{how} goes on where it was", file=sys.stderr)
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    sys.exit(exit_codes.stopped_by(number))
+    with ended_by_signals():
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            say(f"ortlaunch: interrupted; the same command{how} goes on where it was", file=sys.stderr)
+            raise

@@ -13,7 +13,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import gpu_memory, resolve_device
 from ortlaunch.config.schema import Device
 from ortlaunch.estimate.command import estimate
-from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.pruning import MICRO
 from ortlaunch.tune.space import Space

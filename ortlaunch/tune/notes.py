@@ -15,7 +15,8 @@ from typing import Any, get_args
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, parse_json, read_text
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Status
+from ortlaunch.launch.trial import Outcome, Status
+from ortlaunch.tune.cell import Cell, Effort
 
 _AGAIN = 2.0
 """A trial that did not end in its time is made again when it may take this many times as long."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell, Effort
 from ortlaunch.tune.intervals import Interval
 from ortlaunch.tune.pruning import Pruner
 

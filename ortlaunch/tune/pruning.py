@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.words import TRAINER
 
 Seen = Mapping[Cell, Outcome]

@@ -7,7 +7,8 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.intervals import interval_of
 from ortlaunch.tune.plan import Finding
 from ortlaunch.tune.schedule import NO_TIME

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell, Effort, Stage
 from ortlaunch.tune.expectation import Expectation
 from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
 from ortlaunch.tune.plan import Finding, Plan

@@ -27,6 +27,7 @@ from ortlaunch.compose.sweeps import swept_keys, swept_name, swept_words
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, MemoryCheck, MlflowConfig
 from ortlaunch.config.tracking_uri import compare_command, resolve_tracking
+from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
@@ -279,8 +280,9 @@ class _Bench:
     def _run(self, cell: Cell, turn: int) -> int:
         seed = cell.config.seed + turn
         config = dataclasses.replace(cell.config, seed=seed, name=_run_name(cell, self._repeat, turn))
+        config, why = chosen(config)
         plan = dataclasses.replace(
-            make_plan(config, cell.backend_reason), sweep=SweepTask(self._grid.folder, len(self._runs))
+            make_plan(config, why or cell.backend_reason), sweep=SweepTask(self._grid.folder, len(self._runs))
         )
         self._runs.append(plan.run_dir)
         self._sweep.write(self._runs, complete=False)

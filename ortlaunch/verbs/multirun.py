@@ -12,6 +12,7 @@ from ortlaunch.base.text import say
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name, swept_words
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.config.trainers import keys_in_names
+from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.planning import default_name, make_plan
@@ -103,8 +104,9 @@ class Multirun:
     def _planned_run(self, config: Config, overrides: list[str], backend_reason: str | None) -> PlannedRun:
         """Plans a combination as the next run of the sweep, under a name that shows what varies."""
         config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
+        config, why = chosen(config)
         task = SweepTask(self._folder, len(self._planned))
-        plan = dataclasses.replace(make_plan(config, backend_reason), sweep=task)
+        plan = dataclasses.replace(make_plan(config, why or backend_reason), sweep=task)
         return PlannedRun(plan, config, overrides)
 
     def _record_runs(self) -> None:

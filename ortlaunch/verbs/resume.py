@@ -26,6 +26,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
+from ortlaunch.launch.auto import chosen, recorded
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
@@ -87,7 +88,9 @@ def resume(arguments: list[str]) -> int:
         return _close(run, done)
     if checkpoint is not None and config.train.resume == "auto":
         check_steps(checkpoint, config.train.steps)
-    plan, words = _planned(config, run, state), ["resume", *arguments]
+    # An earlier version chose in the workers. It may have been killed before, and a job before its workers started.
+    config, why = chosen(config)
+    plan, words = dataclasses.replace(_planned(config, run, state), backend_reason=why or None), ["resume", *arguments]
     if not launches:
         return launcher_of(config).submit(plan, config, words)
     return _launched(run, known, plan, config, words)
@@ -132,7 +135,7 @@ def _configurations(run: Run, words: list[str]) -> tuple[Config, Config]:
         RequestError: a key is wrong, what the run needs is not there, or a tracker's password is missing.
     """
     # The variables come first, so that a key on the command line overrides them.
-    stored = trackers.with_credentials(_stored_config(run.path), os.environ)
+    stored = recorded(trackers.with_credentials(_stored_config(run.path), os.environ), run)
     new = _changed(stored, words, run.path)
     trackers.check_credentials(new)
     if runs_ort_here(new):

@@ -118,10 +118,14 @@ class _Launches:
         return self._code
 
     def _launch(self, config: Config, reason: str | None) -> int:
+        from ortlaunch.launch.auto import chosen
         from ortlaunch.launch.planning import make_plan
         from ortlaunch.launch.table import launcher_of
 
-        return launcher_of(config).submit(make_plan(config, reason), config, self._arguments)
+        # Its default name stays that of what was asked for.
+        asked = config
+        config, why = chosen(config)
+        return launcher_of(config).submit(make_plan(asked, why or reason), config, self._arguments)
 
     def _next_of_sweep(self, config: Config, task: MultirunTask, reason: str | None) -> int:
         if self._multirun is None:

@@ -25,7 +25,8 @@ from ortlaunch.base.files import replace_text
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
-from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell, Effort
 from ortlaunch.tune.folder import machine
 from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import CHECKPOINTING, OFF, Dominance

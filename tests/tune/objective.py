@@ -10,7 +10,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell, Effort, Value
 from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 

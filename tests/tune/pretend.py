@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.launch.trial import Outcome
+from ortlaunch.tune.cell import Cell, Effort, Value
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.plan import Finding
 from ortlaunch.tune.schedule import Schedule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.tune.cell import Outcome
+from ortlaunch.launch.trial import Outcome
 from tests.benchmarks import tune_grids
 from tests.benchmarks.tune_grids import MOST_CELLS, ROUNDS, Grid
 from tests.support.ort import pretend_ort

@@ -12,8 +12,9 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Device
+from ortlaunch.launch.trial import Outcome
 from ortlaunch.tune import memory
-from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.tune.cell import Cell
 from ortlaunch.tune.memory import Estimates
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.pruning import Dominance

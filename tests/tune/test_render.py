@@ -15,8 +15,9 @@ from rich.console import Console
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
+from ortlaunch.launch.trial import Outcome
 from ortlaunch.run.sweep import Sweep
-from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.cell import Cell, Effort
 from ortlaunch.tune.folder import RESULT, TuneFolder
 from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance

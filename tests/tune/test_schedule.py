@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.launch.trial import Outcome
 from ortlaunch.tune import schedule
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.cell import Cell, Effort, Value
 from ortlaunch.tune.intervals import LEAST_ROUNDS
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.plan import Finding, Plan

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config, LocalConfig
+from ortlaunch.config.schema import AutoConfig, Config, LocalConfig
 from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 
@@ -117,7 +117,11 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
         time.sleep(0.2)
     if config is None:
         return
-    if keys := differing(first.settings(), trackers.public_settings(config)):
+    asked, settings = first.settings(), trackers.public_settings(config)
+    if isinstance(config.backend, AutoConfig):
+        # The first machine has decided.
+        settings["backend"] = asked.get("backend")
+    if keys := differing(asked, settings):
         raise RequestError(
             f"the first machine runs another configuration: {', '.join(keys)}. Type the line that it printed"
         )

@@ -22,6 +22,7 @@ from ortlaunch.base.files import size_of
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch import second_look
+from ortlaunch.launch.auto import keep_rate
 from ortlaunch.launch.folder import journal_start, restore_configuration, say_notes, write_run_folder, written
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
@@ -168,6 +169,8 @@ class _Attempt:
         account = None
         with contextlib.suppress(OSError):  # It reads the journal.
             account = journal_goodput(journal)
+            if outcome.status == "FINISHED":
+                keep_rate(self.config, self.part.plan.files)
         journal.end(outcome.status)
         if journal.problem and not told:
             text = f"{journal.path} cannot be written ({journal.problem}): when there is room, ortlaunch sync journals"

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.config.load import load_config
+from ortlaunch.config.load import load_config, save_config
+from ortlaunch.config.schema import AutoConfig
+from ortlaunch.launch.auto import decided, keep_rate, recorded
 from ortlaunch.launch.folder import restore_configuration
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
@@ -27,6 +29,7 @@ from ortlaunch.run.goodput import journal_goodput
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.liveness import has_workers
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
+from ortlaunch.tracking import trackers
 
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
@@ -79,6 +82,7 @@ def _begun(launcher: BatchLauncher, run: Run, job: OwnJob) -> int | None:
     # The workers inherit these variables.
     os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
     _journal_begin(run, job, attempt)
+    _decide_backend(run)
     return attempt
 
 
@@ -124,6 +128,19 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
     own = run.scheduler_variables(attempt, job.scheduler)
     replace_text(own, json.dumps(job.variables, indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
+
+
+def _decide_backend(run: Run) -> None:
+    """Decides what ``backend=auto`` is in this run, before its workers start, for those of all nodes."""
+    stored = load_config(run.config_file)
+    if not isinstance(stored.backend, AutoConfig):
+        return
+    config, why = recorded(stored, run), "backend=auto keeps what the run has begun with"
+    if isinstance(config.backend, AutoConfig):
+        config, why = decided(config)
+    save_config(trackers.public(config), run.config_file)
+    print(why, file=sys.stderr, flush=True)
+    run.journal().tags({"ortlaunch.backend": config.backend.name, "ortlaunch.backend_reason": why})
 
 
 def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
@@ -187,6 +204,8 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         with suppress(OSError):  # It reads the journal.
             journal_goodput(journal)
+            if verdict.status == "FINISHED":
+                keep_rate(load_config(Run(run_dir).config_file), Run(run_dir))
         journal.end(verdict.status)
         claim.release_of(Run(run_dir), job, journal.unwritten_end)
         with _said_where_full("the sweep's folder"):

@@ -6,7 +6,7 @@ import re
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
-from ortlaunch.config.schema import Config, Device, SlurmConfig, key_facts
+from ortlaunch.config.schema import AutoConfig, Config, Device, SlurmConfig, key_facts
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.launcher import Rule
 from ortlaunch.launch.memory.limit import LEAST_BYTES, WHOLE_NODE, parsed
@@ -110,4 +110,13 @@ def _gpus(config: Config) -> None:
         )
 
 
-SLURM_RULES: tuple[Rule, ...] = (_options, _time, _memory, _gpus)
+def _auto(config: Config) -> None:
+    assert isinstance(config.launcher, SlurmConfig)
+    if isinstance(config.backend, AutoConfig) and config.launcher.container.image is not None:
+        raise RequestError(
+            "backend=auto does not go with launcher.container.image: its trials would run outside of the container. "
+            "Name a backend"
+        )
+
+
+SLURM_RULES: tuple[Rule, ...] = (_options, _time, _memory, _gpus, _auto)

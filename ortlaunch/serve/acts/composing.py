@@ -22,6 +22,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device
+from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.plan import LaunchPlan, folder_name
 from ortlaunch.launch.planning import default_name, plan_in
@@ -199,5 +200,6 @@ def _dry_run(plan: LaunchPlan, config: Config) -> str:
     dry = dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dry_run=True))
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
-        launcher_of(dry).submit(plan, dry, [])
+        dry, why = chosen(dry)
+        launcher_of(dry).submit(dataclasses.replace(plan, backend_reason=why or plan.backend_reason), dry, [])
     return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]

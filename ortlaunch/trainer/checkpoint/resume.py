@@ -17,7 +17,7 @@ from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
-from ortlaunch.run.run import Run, named_checkpoint
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.own_buffers import Saved
 from ortlaunch.trainer.checkpoint.saver import BUFFERS, WORKERS
@@ -90,18 +90,6 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
     start = _read(choice.path, choice, workers)
     _check_run(config, start, workers)
     return start
-
-
-def steps_at(wanted: str) -> int:
-    """The steps that ``train.resume`` skips in a run of its own, by the names and facts of checkpoints; 0 for none.
-
-    Args:
-        wanted: the value of the key.
-    """
-    if wanted in ("auto", "never"):
-        return 0
-    path = named_checkpoint(Path(wanted).expanduser())
-    return 0 if path is None else int(store.read_meta(path).get("step", 0))
 
 
 def leave_behind(start: Start, workers: Workers, group: dist.ProcessGroup) -> None:

@@ -189,6 +189,7 @@ def test_profiles_that_do_not_work(tmp_path, monkeypatch, overrides, words):
         (["+launcher.env.A-B=1"], r"launcher\.env\.A-B: not the name of a variable"),
         (["launcher.partition=''"], "must be one line and not empty"),
         (["launcher.preflight_seconds=0"], "must be at least 1"),
+        (["backend=auto", "launcher.container.image=x"], r"backend=auto does not go with launcher\.container\.image"),
     ],
 )
 def test_keys_that_cannot_work(overrides, words):

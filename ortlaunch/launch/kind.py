@@ -1,21 +1,19 @@
-"""What a rate depends on: the facts that make two runs be of one kind."""
+"""What the speed of a run depends on: the facts that make two runs be of one kind."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import platform
 from typing import Any
 
-import torch
-
 import ortlaunch
-from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.devices import device_name, resolve_device, usable_cores
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
+from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.torchrun import threads_per_worker
 from ortlaunch.models.source import digests
-from ortlaunch.trainer.system_info import device_name
 
 _OF_TRAIN = (
     *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),
@@ -27,16 +25,15 @@ _ELSEWHERE = ("path", "tokenizer", "timeout_seconds")
 _PACKAGES = ("torch", "onnxruntime-training", "onnxruntime-training-cpu", "deepspeed", "transformers")
 
 
-def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
-    """What the rates of a run depend on, as plain values.
+def kind_of(config: Config) -> dict[str, Any]:
+    """What the speed of a run depends on apart from its backend, as plain values.
 
     Args:
-        config: the run's configuration.
-        world_size: workers on all machines.
-        threads: threads of each worker.
+        config: the run's configuration, on the machine that runs it, or the first one of several.
     """
     plain = to_dict(config)
-    device = resolve_device(config.device)
+    device, workers = resolve_device(config.device), launcher_of(config).workers_per_node(config)
+    threads = threads_per_worker(config, workers, usable_cores())
     return {
         "model": config.model.target or config.model.name,
         "params": plain["model"]["params"],
@@ -45,8 +42,8 @@ def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
         "train": {key: plain["train"][key] for key in _OF_TRAIN},
         "trainer": {key: value for key, value in plain["trainer"].items() if key not in _ELSEWHERE},
         "optimizer": config.optimizer.name,
-        "workers": [world_size, config.launcher.nodes, threads, config.launcher.allocator.value],
-        "machine": [device.value, device_name(torch.device(device.value)), len(os.sched_getaffinity(0))],
+        "workers": [workers, config.launcher.nodes, threads, config.launcher.allocator.value],
+        "machine": [device.value, device_name(device), usable_cores()],
         "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],
     }
 
