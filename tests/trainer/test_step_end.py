@@ -73,6 +73,7 @@ def step_end_of(
         snapshot=None,
         guard=SimpleNamespace(read=lambda: bad),
         agreed=lambda: stops,
+        check_agreement=lambda: None,
         close=lambda: None,
         restart_clock=lambda: None,
     )

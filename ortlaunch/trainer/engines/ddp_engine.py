@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,8 +22,6 @@ from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
 
-_REMEDY = "set trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
-
 
 class DdpEngine(TorchEngine):
     """Every worker holds the whole model, and gradients are averaged over the workers."""
@@ -38,7 +35,7 @@ class DdpEngine(TorchEngine):
         cfg = config.trainer
         self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
-        searches = cfg.find_unused_parameters or has_static_graph(config, cfg) or workers.world_size == 1
+        searches = cfg.find_unused_parameters or has_static_graph(config, cfg)
         self._used = None if searches else UsedWeights(self.inner, with_gradient=False)
         module = DistributedDataParallel(
             self.inner,
@@ -54,19 +51,18 @@ class DdpEngine(TorchEngine):
         return module
 
     def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
-        try:
-            with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
-                loss = super().micro_step(batch, last=last, weight=weight)
-        except RuntimeError as error:
-            if self._module.find_unused_parameters or "not used in producing loss" not in str(error):
-                raise
-            raise RequestError(
-                f"trainer=ddp: the last step's loss did not depend on {in_words(self._unused(str(error)))}: {_REMEDY}"
-            ) from error
-        # The other workers, if they use these weights, already wait for them.
-        if self._used is not None and (unused := self._used.take_unused()) and last:
-            raise RequestError(f"trainer=ddp: a step's loss does not depend on {in_words(unused)}: {_REMEDY}")
+        with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
+            loss = super().micro_step(batch, last=last, weight=weight)
+        self._check_used(exchanged=last)
         return loss
+
+    def _check_used(self, *, exchanged: bool) -> None:
+        """Names the weights that a backward has not reached. DDP waits for their gradients on the other workers."""
+        if self._used is not None and (unused := self._used.take_unused()) and exchanged:
+            raise RequestError(
+                f"trainer=ddp: a step's loss does not depend on {in_words(unused)}: set "
+                "trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
+            )
 
     def step(self) -> torch.Tensor | float | None:
         for parameter in self._left_out:
@@ -95,13 +91,6 @@ class DdpEngine(TorchEngine):
                 hook.remove()
         self._left_out = tuple(one for number, one in enumerate(self._parameters) if number not in given)
 
-    def _unused(self, text: str) -> list[str]:
-        """The parameters that DDP's error lists by their numbers."""
-        found = re.search(r"did not receive grad for rank \d+: ([\d, ]+)", text)
-        numbers = [int(number) for number in re.findall(r"\d+", found[1])] if found is not None else []
-        names = [name for name, parameter in self.inner.named_parameters() if parameter.requires_grad]
-        return [names[number] for number in numbers if number < len(names)]
-
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         # The context must include the forward, in which DDP decides whether the backward exchanges gradients.
         return contextlib.nullcontext() if last else self._module.no_sync()
@@ -121,6 +110,7 @@ class DdpEngine(TorchEngine):
         # needs the same buckets from its first step. With a static graph, DDP learns the order in the second backward.
         for _ in range(2):
             self._loss(batch).backward()
+            self._check_used(exchanged=True)
             self._optimizer.zero_grad(set_to_none=True)
 
 
