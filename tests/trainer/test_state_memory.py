@@ -59,6 +59,15 @@ def test_a_state_that_fits_says_nothing() -> None:
     assert told("ddp", 7.9) != ""
     assert told("ddp", 4, on_gpu=True) == ""
     assert told("fsdp", 4) == told("deepspeed", 7, "trainer.zero_stage=1") == ""
+    # On the GPU are the weights alone.
+    assert told("deepspeed", 1, "trainer.zero_stage=2", "trainer.offload_optimizer=true", on_gpu=True) == ""
+
+
+def test_of_a_gpu_the_optimizer_may_leave() -> None:
+    assert "trainer=deepspeed trainer.zero_stage=2 fits" in told("ddp", 3, on_gpu=True)
+    alone = told("single", 3, workers=1, on_gpu=True)
+    assert "trainer=deepspeed trainer.zero_stage=2 trainer.offload_optimizer=true fits" in alone
+    assert "3.00 GiB are free (its GPU)" in alone
 
 
 @pytest.mark.parametrize(
