@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -179,10 +179,6 @@ bench-tune-grids: $(INSTALLED)
 ## bench-malloc: step time with glibc's threshold for mappings pinned, and with launcher.allocator=keep, over that with what it comes to by itself
 bench-malloc: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_malloc
-
-## bench-memory-check: what the memory check before a run costs, in whole runs and in steps
-bench-memory-check: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_memory_check
 
 ## bench-checkpoint: how long training waits for a checkpoint, asynchronous over synchronous
 bench-checkpoint: $(INSTALLED)

@@ -53,6 +53,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def size(count: int) -> str:
+    """Bytes in MiB or GiB: ``512 MiB``, ``1.50 GiB``."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def moment(seconds: float) -> str:
     """A time in seconds since the epoch as this machine's clock shows it: ``2026-11-25 20:40:00``."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -9,7 +9,7 @@ files under ``conf/`` choose options, and list the parameters of models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
@@ -140,9 +140,9 @@ class TrainConfig(Node):
     save_weights: bool = True
     """Write the trained weights to weights/ in the run folder at the end."""
     memory_check: MemoryCheck = MemoryCheck.warn
-    """What becomes of a run that does not fit into the memory of its machine, or of its GPU, by `ortlaunch estimate`:
-    `warn` prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not
-    check."""
+    """What becomes of a run whose weights, gradients and optimizer state alone do not fit into the free memory of its
+    machine, or of its GPU, when the workers have built the model: `warn` prints a line, `error` refuses the run, and
+    `off` does not check. `ortlaunch estimate` knows the activations too."""
 
     def copied_checkpoints(self, after: int = 0) -> int:
         """How many checkpoints are due after a step beside which training goes on, so that each is a copy.
@@ -334,6 +334,10 @@ class OptimizerConfig(Node):
             groups: dictionaries with ``params`` and their ``weight_decay``, as torch's optimizers take them.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it is built")
+
+    def state_elements(self, shape: Sequence[int]) -> int:
+        """How many numbers the optimizer keeps for a parameter of this shape; 0 where that is not known."""
+        return 0
 
     def on_device(self) -> DeviceOptimizer:
         """The same optimizer in ONNX Runtime's on-device training (``ortlaunch export artifacts``).

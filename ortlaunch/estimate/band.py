@@ -1,20 +1,106 @@
-"""From the traced tensors of a worker to the memory of its process: a low, a middle and a high figure for each phase.
+"""From the traced tensors of a worker to the memory of its process or of its GPU, and what that says beside a limit.
 
-The constants were fitted to measured runs; docs/estimate.md has the table.
+Each figure is low, likely and high. The constants were fitted to measured runs; docs/estimate.md has the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ortlaunch.launch.memory.band import MIB, Band
+from ortlaunch.config.devices import usable_cores
 
+MIB = 2**20
+COMPILER = 250 * MIB
+"""A process of the C++ compiler on a kernel of torch.compile (223 MiB were measured for gpt2_nano)."""
+LOADER = 50 * MIB
+"""What a loader process comes to have for itself later than after its first batches, at most."""
+_MOST_COMPILERS = 32
 _BESIDE = 16 * MIB
 """How much more or less than supposed a worker may hold beside its tensors, at most. Two workers of gpt2_nano without
 holes in the heap held 6 MiB more than the tracing process, where 27 are supposed."""
 OPENING = "data"
 """The phase in which a worker opens the data and reads its first batch."""
+_BELOW, _ABOVE = 0.05, 0.09
+"""What torch allocated was at most 3.7 % below the trace's figure. What it reserved was at most 5.6 % above that, or
+8.8 % where the optimizer's state is in the host's memory."""
+_LEAST = 0.5
+"""The least that fused kernels may keep, as a share of what those of eager PyTorch do."""
+_MOST = {"compile": 1.6, "ort": 2.0}
+"""The most that these backends may reserve, beside what eager PyTorch is estimated to. Under torch.compile BERT in fp32
+reserved 1.34 times that (8.7 GiB); of ONNX Runtime nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bytes of one process or one machine."""
+
+    low: int
+    middle: int
+    high: int
+
+    def to_json(self) -> dict[str, int]:
+        """The figures under the names of the report."""
+        return {"low_bytes": self.low, "peak_bytes": self.middle, "high_bytes": self.high}
+
+
+CONTEXT = Band(350 * MIB, 1330 * MIB, 2048 * MIB)
+"""What a process holds on its GPU beside its tensors. On an H200 (torch 2.11, CUDA 13, NCCL 2.28) CUDA's context took
+619 MiB, kernels of cuBLAS and cuDNN 84, cuBLAS's workspaces 64, and NCCL 556 for one worker. Other GPUs need less for
+their context, and NCCL takes more where it has others to talk to."""
+
+
+def verdict(total: Band, limit: int | None) -> str:
+    """``fits``, ``tight`` or ``does not fit``; ``unknown`` without a limit.
+
+    A run fits if even its high figure is below the limit, and does not fit if even its low one is above.
+    """
+    if limit is None:
+        return "unknown"
+    if total.high <= limit:
+        return "fits"
+    return "does not fit" if total.low > limit else "tight"
+
+
+def times(band: Band, count: int) -> Band:
+    """The memory of several equal processes."""
+    return Band(band.low * count, band.middle * count, band.high * count)
+
+
+def total(bands: Iterable[Band]) -> Band:
+    """The memory of processes beside each other."""
+    listed = list(bands)
+    return Band(sum(one.low for one in listed), sum(one.middle for one in listed), sum(one.high for one in listed))
+
+
+def compilers_of(backends: Collection[str], workers: int) -> Band:
+    """The compilers that work beside the workers of a machine in a first step; none if all kernels are kept.
+
+    Args:
+        backends: the backends that the run may take.
+        workers: workers on the machine.
+    """
+    if "compile" not in backends:
+        return Band(0, 0, 0)
+    return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
+
+
+def loaders_of(own: Sequence[int], common: int) -> Band:
+    """The loader processes of a worker.
+
+    Args:
+        own: bytes that each of them has for itself when it has read its first batches.
+        common: bytes that they have in common with their worker. The worker comes to change nearly all of them, by
+            Python's counts of references and collections, and then has its own; its loader processes keep one copy.
+    """
+    least = sum(own)
+    return Band(least, least + common, least + common + len(own) * LOADER)
+
+
+def compilers() -> int:
+    """How many compilers torch.compile starts at once beside a worker, at most."""
+    return min(_MOST_COMPILERS, usable_cores())
 
 
 def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
@@ -85,3 +171,24 @@ def bands_of(
 def any_of(bands: Sequence[Band]) -> Band:
     """The memory of one of several backends: from the least that one needs to the most that one needs."""
     return Band(min(one.low for one in bands), max(one.middle for one in bands), max(one.high for one in bands))
+
+
+def gpu_band(backend: str, use: Mapping[str, int]) -> Band:
+    """The memory of a GPU in one phase.
+
+    Args:
+        backend: the backend's name.
+        use: the phase's ``tensors``, ``process`` and ``most`` in bytes: what eager PyTorch has allocated, what its
+            allocator has reserved for that, and the most that it may have reserved.
+    """
+    tensors, reserved, most = (use[name] for name in ("tensors", "process", "most"))
+    # Before it fails, the allocator returns what it has reserved and not given out.
+    eager = Band(
+        CONTEXT.low + int((1 - _BELOW) * tensors),
+        CONTEXT.middle + reserved,
+        CONTEXT.high + int((1 + _ABOVE) * most),
+    )
+    if backend == "eager":
+        return eager
+    low = CONTEXT.low + int(_LEAST * tensors)
+    return Band(low, eager.middle, CONTEXT.high + int(_MOST[backend] * most))

@@ -18,12 +18,11 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.load import to_config
+from ortlaunch.config.neighbours import NO_CHANGE, further_changes, in_words, none_is_enough
 from ortlaunch.config.schema import Config, Device, LocalConfig
-from ortlaunch.estimate.changes import NO_CHANGE, further_changes, in_words, none_is_enough
 from ortlaunch.estimate.render import render
-from ortlaunch.launch.memory.limit import limit_of, parsed
-from ortlaunch.launch.memory.question import key_of
-from ortlaunch.launch.memory.request import PROBED, Request, variables_of
+from ortlaunch.estimate.request import PROBED, Request, variables_of
+from ortlaunch.launch.limits import limit_of, parsed
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
 
@@ -109,7 +108,6 @@ def estimate(
     if on_gpu:
         config = _with_gpus(config)
     plan = make_plan(config)
-    key = key_of(config, plan.workers, plan.nodes)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
     probes = config.backend.name in PROBED and not quick and not on_gpu
     return report_of(
@@ -119,7 +117,7 @@ def estimate(
         status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
         quiet=quiet,
         add_files=Request(
-            plan.workers, plan.nodes, limit, source, quick, key, on_gpu=on_gpu, may_probe_backend=probes
+            plan.workers, plan.nodes, limit, source, quick, on_gpu=on_gpu, may_probe_backend=probes
         ).write,
         timeout=timeout,
     )

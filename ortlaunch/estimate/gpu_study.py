@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortlaunch.estimate.band import any_of, worst
-from ortlaunch.estimate.gpu_band import gpu_band
+from ortlaunch.estimate.band import Band, any_of, gpu_band, worst
 from ortlaunch.estimate.study import Found, Study
-from ortlaunch.launch.memory.band import Band
 
 _NO_BAND = Band(0, 0, 0)
 
@@ -23,7 +21,7 @@ class GpuStudy(Study):
         phases = found.trace.to_json()["phases"]
         return {name: any_of([gpu_band(one, phases[name]) for one in self._backends]) for name in names}
 
-    def _plain_machine(self, found: Found) -> Band:
+    def _machine(self, found: Found) -> Band:
         """The memory of the GPU that needs the most."""
         return worst(self._bands(found, is_first=True))[1]
 

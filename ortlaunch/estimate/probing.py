@@ -18,18 +18,20 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ortlaunch.base import files
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.programs import module_command
+from ortlaunch.base.reading import parse_json, read_bytes
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
+from ortlaunch.estimate.band import MIB, Band
 from ortlaunch.estimate.pretend import threads_of
 from ortlaunch.estimate.probe import REQUEST, Peak
-from ortlaunch.launch.memory.band import MIB, Band
-from ortlaunch.launch.memory.cache import count, read_own, write_own
-from ortlaunch.launch.memory.question import key_of
+from ortlaunch.estimate.probe_key import key_of
 from ortlaunch.launch.report_process import REFUSED, REPORT
 
 Points = dict[int, dict[str, Peak]]
@@ -51,7 +53,7 @@ _CHANCE = 64 * MIB
 """How much more or less beside that, whatever the size: twelve runs of one small configuration took 578 to 700 MiB."""
 _SPREAD_OF_SLOPE = 0.3
 """How far a line may be off per byte beyond a probe: ONNX Runtime's arena grows in powers of two."""
-_LARGEST, _MOST_POINTS = 1 << 16, 8
+_LARGEST, _MOST_POINTS, _MOST_BYTES = 1 << 16, 8, 2**50
 
 
 class Line:
@@ -116,14 +118,15 @@ def line_of(config: Config, workers: int, nodes: int, *, may_probe: bool) -> Lin
         RequestError: a probe was refused, failed or took too long.
     """
     file = _file(config, workers, nodes)
-    known = _points(read_own(file, _LARGEST))
+    known = _points(_read(file))
     line = Line(known) if len(known) > 1 else None
     if not may_probe or (line is not None and line.is_near(config.train.batch_size)):
         return line
     known |= _probed_twice(config, workers * nodes, threads_of(config, workers))
     kept = {str(size): known[size] for size in sorted(known)[-_MOST_POINTS:]}
     with suppress(OSError):
-        write_own(file, kept)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(file, json.dumps(kept).encode(), files.PRIVATE)
     return Line(known)
 
 
@@ -215,6 +218,16 @@ def _file(config: Config, workers: int, nodes: int) -> Path:
     return user_cache() / "probes" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]}.json"
 
 
+def _read(path: Path) -> object:
+    """The JSON in a file that only the user can have written; None if it is missing, foreign or damaged."""
+    if why_foreign(path.parent) is not None or why_foreign(path) is not None:
+        return None
+    try:
+        return parse_json(read_bytes(path, _LARGEST, follow=False))
+    except (OSError, ValueError):
+        return None
+
+
 def _points(content: object) -> Points:
     """The probes in a file; none if it is damaged."""
     if not isinstance(content, Mapping):
@@ -229,4 +242,10 @@ def _points(content: object) -> Points:
 def _phases(content: object) -> dict[str, Peak]:
     if not isinstance(content, Mapping) or not content:
         raise ValueError("these are no phases")
-    return {str(name): Peak(*map(count, sizes)) for name, sizes in content.items()}
+    return {str(name): Peak(*map(_count, sizes)) for name, sizes in content.items()}
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 < value < _MOST_BYTES:
+        raise ValueError(f"{value!r} is no number of bytes")
+    return value

@@ -23,7 +23,7 @@ from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.load import load_config
 from ortlaunch.config.trainers import trainer_of
-from ortlaunch.launch.memory.request import Request
+from ortlaunch.estimate.request import Request
 from ortlaunch.launch.report_process import REFUSED, REPORT
 
 

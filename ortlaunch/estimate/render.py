@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ortlaunch.base.text import counted
-from ortlaunch.launch.memory.band import MIB, size
+from ortlaunch.base.text import counted, size
+from ortlaunch.estimate.band import MIB
 
 _STYLE = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red", "unknown": "bold"}
 _PARTS = {
@@ -84,9 +84,6 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         lines.append(f"{size(compilers)} of it for torch.compile's compilers in the first step, if no kernels are kept")
     if loaders := machine["loaders_bytes"]:
         lines.append(f"{size(loaders)} of it for the loader processes (data.workers)")
-    if runs := report["calibrated_by_runs"]:
-        how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
-        lines.append(f"calibrated by {counted(runs, 'configuration')} that ran on this machine{how}")
     if (saved := report["checkpointing_saves_bytes"]) is not None:
         # Holes in the heap may come to more than a small model's activations.
         what = f"{size(saved)} of a worker's step" if saved > 0 else "nothing"

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
+from ortlaunch.config.neighbours import NO_CHANGE
 from ortlaunch.config.schema import AutoConfig, Config
-from ortlaunch.estimate.band import bands_of, worst
-from ortlaunch.estimate.changes import NO_CHANGE
+from ortlaunch.estimate.band import Band, bands_of, compilers_of, times, total, verdict, worst
 from ortlaunch.estimate.micro_batch import Search, Sized
 from ortlaunch.estimate.probing import Line, line_of
+from ortlaunch.estimate.request import PROBED, Request
 from ortlaunch.estimate.trace import Trace
 from ortlaunch.estimate.traces import Traces, shortened
-from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
-from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
-from ortlaunch.launch.memory.calibration import Calibration
-from ortlaunch.launch.memory.request import PROBED, Request
 
 _NOTE_WITHOUT_PROBE = (
     "the memory of {} is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
@@ -64,10 +61,8 @@ class Study:
         self._backends = [one.backend.name for one in self._possible]
         self._lines: dict[str, Line] = {}
         """By the backend that was probed."""
-        self._why_no_line = "which --quick and the check before a run leave out"
-        self._calibration = Calibration.of(config)
+        self._why_no_line = "which --quick leaves out"
         self._found_asked: Found | None = None
-        self._found_changes: list[Change] = []
 
     def report(self) -> dict[str, Any]:
         """The estimate of the run, as plain values.
@@ -79,11 +74,7 @@ class Study:
         traced = self._traces.asked()
         self._find_lines()
         asked = self._found_asked = Found(traced, self._by_lines(config))
-        is_probed = set(asked.probed) == self._unknown
-        self._calibration = Calibration.of(config, is_probed=is_probed)
-        plain = self._plain_machine(asked)
-        correction = self._calibration.near(self._plain_worker(asked))
-        machine = correction.apply(plain)
+        machine = self._machine(asked)
         word = verdict(machine, self._request.limit)
         found = {
             "model": config.model.target or config.model.name,
@@ -105,14 +96,8 @@ class Study:
                 "limit_source": self._request.limit_source,
             },
             "verdict": word,
-            "calibrated_by_runs": correction.runs,
-            "calibration_narrows": correction.narrows,
         }
-        neighbours = self._neighbours(asked, word)
-        estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes), is_probed)
-        if self._request.key and self._traces.is_fake:
-            store(self._request.key, estimate)
-        return {**found, **neighbours, "uncalibrated": to_json(estimate)}
+        return {**found, **self._neighbours(asked, word)}
 
     def _of_backend(self) -> str:
         """What the figures say about a backend that is not traced."""
@@ -164,13 +149,8 @@ class Study:
         phases = {name: of_all[name] for name in names}
         return bands_of(self._backends, self._traces.base, phases, found.probed)
 
-    def _plain_worker(self, found: Found) -> int:
-        """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
-        return worst(self._bands_in(found, found.trace.measured_phases()))[1].middle
-
     def _worker(self, rank: int, found: Found) -> dict[str, Any]:
-        correct = self._calibration.near(self._plain_worker(found)).apply
-        bands = {name: correct(band) for name, band in self._bands(found, is_first=rank == 0).items()}
+        bands = self._bands(found, is_first=rank == 0)
         phase, whole = worst(bands)
         phases = found.trace.phases
         use = phases[phase]
@@ -193,10 +173,6 @@ class Study:
 
     def _machine(self, found: Found) -> Band:
         """The memory of all workers of a machine together."""
-        return self._calibration.near(self._plain_worker(found)).apply(self._plain_machine(found))
-
-    def _plain_machine(self, found: Found) -> Band:
-        """The same without what earlier runs have measured."""
         first = worst(self._bands(found, is_first=True))[1]
         others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
         return total([first, others, self._compilers, self._loaders])
@@ -217,11 +193,8 @@ class Study:
         if not self._traces.is_fake or self._request.quick:
             return nothing
         is_needed = word in ("tight", "does not fit")
-        if self._request.change_only:
-            change = self._nearest_change(lambda: self._largest(self._config)) if is_needed else None
-            return nothing | {"change": change}
         largest = self._largest(self._config)
-        change = self._nearest_change(lambda: largest) if is_needed else None
+        change = self._nearest_change(largest) if is_needed else None
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked.trace),
             "largest_batch_size": largest,
@@ -290,20 +263,18 @@ class Study:
         asked = self._found_asked if len(probed) == len(self._possible) else None
         return Found(self._traces.near(config) if asked is None else asked.trace, probed)
 
-    def _nearest_change(self, largest: Callable[[], int | None]) -> str:
+    def _nearest_change(self, largest: int | None) -> str:
         """The smallest change that makes the run fit, in words.
 
         Args:
-            largest: finds the largest micro-batch that fits without another change.
+            largest: the largest micro-batch that fits without another change.
         """
         limit = self._request.limit
         assert limit is not None
         for words, config in self._changes(largest):
             # Beside its accumulation, a micro-batch may leave other holes in the heap than the search has found.
             with contextlib.suppress(RequestError):
-                found = self._near(config)
-                if self._machine(found).high <= limit:
-                    self._found_changes.append(Change(words, self._plain_machine(found)))
+                if self._machine(self._near(config)).high <= limit:
                     return words
         likely = self._likely(0)
         if likely is None:
@@ -311,12 +282,12 @@ class Study:
         words, _ = next(_smaller(self._config, likely))
         return _LIKELY_CHANGE.format(words)
 
-    def _changes(self, largest: Callable[[], int | None]) -> Iterator[tuple[str, Config]]:
+    def _changes(self, largest: int | None) -> Iterator[tuple[str, Config]]:
         """Changes that keep the samples of a step, the smallest first, and what they make of the configuration."""
         checkpointed = None if self._config.train.activation_checkpointing else _checkpointed(self._config)
         if checkpointed is not None:
             yield _CHECKPOINTING, checkpointed
-        yield from _smaller(self._config, largest())
+        yield from _smaller(self._config, largest)
         if checkpointed is not None:
             most = None
             with contextlib.suppress(RequestError):  # Not every model supports it.

@@ -25,8 +25,8 @@ from ortlaunch.estimate.pretend import (
     replacements,
     settle,
 )
+from ortlaunch.estimate.probe_key import MOST_STEPS, compares_beside_copy
 from ortlaunch.estimate.workspace import has_low_precision
-from ortlaunch.launch.memory.question import MOST_STEPS, compares_beside_copy
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
@@ -91,10 +91,6 @@ class Trace:
             return [name for name in self.phases if name != OTHERS_CHECKPOINT]
         without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
         return [name for name in self.phases if name not in without]
-
-    def measured_phases(self) -> list[str]:
-        """The phases in which a run measures itself: it takes the largest peak of all workers, before the end."""
-        return [name for name in self.phases_of(is_first=True) if name != "end"]
 
     def to_json(self) -> dict[str, Any]:
         """The trace as plain values."""

@@ -13,16 +13,15 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.base.text import size
 from ortlaunch.config.schema import Config, EagerConfig
-from ortlaunch.estimate.band import OPENING
-from ortlaunch.estimate.gpu_band import CONTEXT
+from ortlaunch.estimate.band import CONTEXT, MIB, OPENING, Band, loaders_of
 from ortlaunch.estimate.gpu_trace import gpu_trace
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody, threads_of
 from ortlaunch.estimate.probe import ProcessMeter
+from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB, Band, loaders_of, size
-from ortlaunch.launch.memory.request import Request
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.prepare import open_loader
@@ -103,7 +102,7 @@ class Traces:
             self.base = CONTEXT.middle if self._request.on_gpu else self._process_base()
         self.is_fake = False
         self.note = f"the model cannot be traced on tensors without content ({reason})"
-        if not self._request.may_probe or self._request.on_gpu:
+        if self._request.on_gpu:
             raise RequestError(self.note if needs_content else f"{_FAILS}: {reason}")
         most = _limit_memory(self._request.limit)
         try:

@@ -5,10 +5,8 @@ The verb's own process imports no torch. The other one reads ``config.yaml`` in 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.private_folder import PrivateFolder
-from ortlaunch.base.processes import be_first_to_die, die_with_parent
+from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import module_command
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -27,9 +25,6 @@ REPORT, REFUSED = "report.json", "refused.txt"
 """Files that the process leaves in the folder: its report, or why it has refused the request."""
 
 _LAST_LINES = 15
-_LOWEST_PRIORITY = 19
-_BACKGROUND_BYTES = 4 * 2**30
-"""Address space that a process in the background may fill. It reserves more than it uses."""
 
 
 class ReportProcess:
@@ -44,7 +39,6 @@ class ReportProcess:
         words: Sequence[str] = (),
         add_files: Callable[[Path], None] | None = None,
         ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
-        is_background: bool = False,
     ) -> None:
         """Starts the process.
 
@@ -56,7 +50,6 @@ class ReportProcess:
             add_files: writes further files to the folder.
             ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
                 where it cannot.
-            is_background: the process has the lowest priority and little memory, and dies first if memory is short.
 
         Raises:
             OSError: the folder or the process cannot be made.
@@ -76,8 +69,7 @@ class ReportProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    preexec_fn=_yield_to_others if is_background else die_with_parent,
-                    start_new_session=is_background,
+                    preexec_fn=die_with_parent,
                 )
         except BaseException:
             self._place.close()
@@ -177,15 +169,3 @@ def report_of(
         return process.report()
     finally:
         process.close()
-
-
-def _yield_to_others() -> None:
-    """Makes this process one that disturbs no other."""
-    die_with_parent(signal.SIGKILL)
-    os.nice(_LOWEST_PRIORITY)
-    with contextlib.suppress(OSError):
-        # Where the kernel groups processes by session, the priority counts only within this process's own session.
-        Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
-    be_first_to_die()
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (_BACKGROUND_BYTES, _BACKGROUND_BYTES))

@@ -32,6 +32,7 @@ from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
 from ortlaunch.trainer.ranges import Ranges
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
+from ortlaunch.trainer.state_memory import check_state
 from ortlaunch.trainer.weights import load_weights
 from ortlaunch.trainer.wrapping import wrap
 
@@ -120,6 +121,7 @@ def build(context: RunContext, startup: dict[str, float]) -> Parts:
     start = resume.find(context.config, context.run.path, context.workers, context.control, attempt=context.restarts)
     data = open_data(context, start)
     built = build_model(context, data)
+    check_state(context, built.model)
     wrapped = wrap_model(context, built)
     restored = restore(context, wrapped, startup)
     checked = check_backend(context, restored)

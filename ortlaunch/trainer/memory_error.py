@@ -70,7 +70,7 @@ def _advice(config: Config) -> list[str]:
     if stage < 3:
         after = "optimizer state", "gradients too", "parameters too"
         lines.append(f"  trainer=deepspeed trainer.zero_stage={stage + 1} (shards {after[stage]} over the workers)")
-    return lines
+    return [*lines, "ortlaunch estimate with the same keys says which of these fits, without a run"]
 
 
 def _snapshot(run_dir: Path, rank: int) -> Path | None:

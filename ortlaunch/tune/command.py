@@ -26,7 +26,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
-from ortlaunch.launch.memory.limit import LEAST_BYTES, parsed
+from ortlaunch.launch.limits import LEAST_BYTES, parsed
 from ortlaunch.launch.trial import ended_by_signals
 from ortlaunch.run.events import Status
 from ortlaunch.tracking import trackers

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, REQUEST
+from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
 from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.base.text import counted, say
 from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
@@ -25,7 +25,7 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
 from ortlaunch.compose.sweeps import swept_keys, swept_name, swept_words
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config, MemoryCheck, MlflowConfig
+from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import compare_command, resolve_tracking
 from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
@@ -286,16 +286,7 @@ class _Bench:
         )
         self._runs.append(plan.run_dir)
         self._sweep.write(self._runs, complete=False)
-        try:
-            code = launcher_of(config).submit(plan, config, _with_seed(cell.overrides, seed))
-        except RequestError as error:
-            if config.train.memory_check is not MemoryCheck.error:
-                raise
-            # The other cells may fit.
-            self._runs.pop()
-            self._sweep.write(self._runs, complete=False)
-            self._failed[cell.name] = str(error)
-            return REQUEST
+        code = launcher_of(config).submit(plan, config, _with_seed(cell.overrides, seed))
         if code == DONE:
             self._has_finished = True
         elif code < FIRST_STOPPED:

@@ -7,9 +7,8 @@ for some steps, then all of them, then every step is logged, each between two tu
 some watches do their work once in some seconds, which the median of short turns would leave out. With ``--row`` the
 time goes into the rows that are asked for, and their intervals are narrower.
 
-What takes no time in a step is not in the table: the check at the start (``make bench-guards``), the memory check
-(``make bench-memory-check``), checkpoints (``make bench-checkpoint``), and the account of a run's time, which is made
-from the journal at the end.
+What takes no time in a step is not in the table: the check at the start (``make bench-guards``), checkpoints
+(``make bench-checkpoint``), and the account of a run's time, which is made from the journal at the end.
 
 Afterwards whole runs in turns: one worker on one core, two workers on two.
 """

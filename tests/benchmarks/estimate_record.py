@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.files import replace_text
-from ortlaunch.launch.memory.band import Band, verdict
+from ortlaunch.estimate.band import Band, verdict
 from ortlaunch.tune.folder import machine
 
 FOLDER = Path(__file__).with_name("estimates")

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.estimate.band import OPENING, bands_of, phase_band, worst
-from ortlaunch.launch.memory.band import Band, compilers_of, loaders_of, times, total, verdict
-from ortlaunch.launch.memory.limit import parsed
+from ortlaunch.estimate.band import (
+    OPENING,
+    Band,
+    bands_of,
+    compilers_of,
+    loaders_of,
+    phase_band,
+    times,
+    total,
+    verdict,
+    worst,
+)
+from ortlaunch.launch.limits import parsed
 
 GIB = 2**30
 

@@ -12,9 +12,9 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config, to_dict
+from ortlaunch.config.neighbours import further_changes, in_words
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate import command
-from ortlaunch.estimate.changes import further_changes, in_words
 from tests.support.cli import ortlaunch
 
 BASE = ("model=gpt2_nano", "backend=eager")

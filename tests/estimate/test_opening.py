@@ -22,8 +22,8 @@ from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import threads_of
 from ortlaunch.estimate.probe import ProcessMeter
+from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Parts, Trace
-from ortlaunch.launch.memory.request import Request
 
 MIB = 2**20
 

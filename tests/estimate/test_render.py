@@ -31,7 +31,6 @@ def test_what_a_small_model_holds_does_not_look_overlooked(size: int, text: str)
         "world_size": 1,
         "method": "fake tensors",
         "verdict": "fits",
-        "calibrated_by_runs": 0,
         "device": "cpu",
         "workers": [{"parts": {**dict.fromkeys(PARTS, 0), "gradients_bytes": size}, "phases": {"step": band}}],
         "machine": {**band, "limit_bytes": None, "limit_source": "", "compilers_bytes": 0, "loaders_bytes": 0},
@@ -49,6 +48,6 @@ def test_what_a_small_model_holds_does_not_look_overlooked(size: int, text: str)
 def test_checkpointing_that_saves_nothing_is_said_to(saved: int, text: str) -> None:
     names = ("low_bytes", "peak_bytes", "high_bytes", "limit_bytes", "compilers_bytes", "loaders_bytes")
     machine = {**dict.fromkeys(names, 0), "limit_source": "--memory"}
-    nothing = dict.fromkeys(("calibrated_by_runs", "largest_batch_size", "change"))
+    nothing = dict.fromkeys(("largest_batch_size", "change"))
     report = {**nothing, "machine": machine, "workers": [{}], "device": "cpu", "checkpointing_saves_bytes": saved}
     assert f"train.activation_checkpointing=true would save {text}" in _conclusions(report)

@@ -9,10 +9,10 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.estimate.band import MIB, Band
 from ortlaunch.estimate.probe import Peak
 from ortlaunch.estimate.probing import Line
 from ortlaunch.estimate.study import Found, Study
-from ortlaunch.launch.memory.band import MIB, Band
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_micro_batch_far_from_the_probes_is_called_likely(
     study._lines = {"ort": Line({size: {"step": Peak(*3 * [(100 + 10 * size) * MIB])} for size in (128, 256)})}
     study._found_asked = SimpleNamespace(trace=None)
     assert study._likely(largest) == likely
-    change = study._nearest_change(lambda: 0)
+    change = study._nearest_change(0)
     if limit == 300:
         assert change.startswith("train.batch_size=16 train.grad_accumulation=16 is likely enough")
     elif limit == 50:

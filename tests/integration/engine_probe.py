@@ -17,12 +17,14 @@ from torch.distributed.tensor import DTensor
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.shared_memory import SharedMemory
+from ortlaunch.trainer.state_memory import weights_of
 from ortlaunch.trainer.workers import Workers, join
 from ortlaunch.trainer.wrapping import wrap
 from tests.support.torchrun import leave
@@ -59,6 +61,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     seed_everything(0)
     sums.clear()
     model = build_model(config.model)
+    least, largest = least_held(model, config, workers), max(p.nbytes for p in model.parameters())
     engine = wrap(model, config, workers, make_task(model, batch(workers, 0)), Path(sys.argv[1]).parent)
     # DDP agrees on its buckets at the beginning of the second step, once.
     for number in range(3):
@@ -73,6 +76,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     step(engine, config, workers, 6)
     return {
         "collectives": counts,
+        "bytes": (least, engine.held, largest),  # type: ignore[attr-defined]
         "moved": moved,
         "through memory": sum(sums),
         "finite": all(bool(weight.isfinite().all()) for weight in moved),
@@ -94,8 +98,38 @@ def step(engine: Engine, config: Config, workers: Workers, number: int, bad: boo
         before = collectives()
         engine.micro_step(given, last=index == count - 1)
         counts.append(collectives() - before)
+    engine.held = held(engine)  # type: ignore[attr-defined]
     engine.step()
     return counts
+
+
+def least_held(model: torch.nn.Module, config: Config, workers: Workers) -> int:
+    """What the start of a run says that a worker holds."""
+    weights = weights_of(model, config.optimizer, config.train.precision)
+    return trainer_of(config.trainer).state_bytes(config.trainer, weights, workers.world_size)
+
+
+def held(engine: Engine) -> int:
+    """Bytes of the weights, gradients and optimizer state of this worker, before a step: each storage once."""
+    optimizer, inner = engine._optimizer, list(engine.inner.parameters())  # type: ignore[attr-defined]
+    # What DeepSpeed keeps of gradients and weights is not where torch has it.
+    zero = getattr(getattr(engine, "_engine", None), "optimizer", None)
+    found = [
+        *(getattr(parameter, "ds_tensor", parameter) for parameter in [*inner, *optimizer.state]),
+        *(parameter.grad for parameter in [*inner, *optimizer.state]),
+        *(one for state in optimizer.state.values() for one in state.values()),
+        *_leaves(getattr(zero, "averaged_gradients", {})),
+        *engine.inner.buffers(),
+    ]
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in found if isinstance(one, torch.Tensor)]
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in local}
+    return sum(storages.values())
+
+
+def _leaves(value: Any) -> list[Any]:
+    if not isinstance(value, dict | list):
+        return [value]
+    return [leaf for one in (value.values() if isinstance(value, dict) else value) for leaf in _leaves(one)]
 
 
 def collectives() -> int:

@@ -112,6 +112,16 @@ def test_every_worker_knows_of_it_and_the_right_one_is_to_blame(
         assert [rank["known_discarded"] for rank in probed[name]] == [True, True]
 
 
+# Of a GPU without the optimizer, which is beside the model here.
+@pytest.mark.parametrize("name", [name for name in CASES if "offload" not in name])
+def test_what_the_start_sums_up_is_held(probed: dict[str, list[dict[str, Any]]], name: str) -> None:
+    for rank in probed[name]:
+        least, held, largest = rank["bytes"]
+        # Where gradients are cut, DeepSpeed keeps the whole gradient of each weight of which the worker has a part.
+        is_cut = name in ("zero1-bf16", "zero1-own") or name.startswith("zero2")
+        assert abs(held - least) <= (largest if is_cut else 0.001 * least)
+
+
 def test_zero_1_on_the_cpu_takes_the_steps_of_deepspeeds_own_way(probed: dict[str, list[dict[str, Any]]]) -> None:
     for ours, own in zip(probed["zero1-fp32"], probed["zero1-own"], strict=True):
         assert all(torch.equal(*pair) for pair in zip(ours["moved"], own["moved"], strict=True))

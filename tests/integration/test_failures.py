@@ -11,6 +11,7 @@ from tests.support.waiting import until
 
 NETS = f"""{NET}
 import signal
+import torch
 
 class Raises(Net):
     def stumble(self):
@@ -19,6 +20,16 @@ class Raises(Net):
 class Killed(Net):
     def stumble(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+class Large(Net):
+    # A weight of a TiB that takes no memory, and that no step uses.
+    _ddp_params_and_buffers_to_ignore = ("large", ".large")
+
+    def __init__(self):
+        super().__init__()
+        self.large = nn.Parameter(torch.zeros(1).expand(2**38))
+
+    def stumble(self): ...
 
 def sized(width: int):
     return nn.Linear(width, 10)
@@ -90,4 +101,27 @@ def test_a_wrong_request_found_by_a_worker_is_one_line(run):
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("ortlaunch: model.params.widht: ")
     assert "Did you mean model.params.width?" in result.stderr
+    assert result.status == "FAILED"
+
+
+LARGE = ("model.target=nets:Large", "train.checkpoint_every=null", "train.save_weights=false")
+"""Whose gradients and optimizer state would take 3 TiB."""
+
+
+@pytest.mark.parametrize("check", ["warn", "error", "off"])
+def test_a_state_that_no_machine_has_room_for(tmp_path, train, check):
+    (tmp_path / "nets.py").write_text(NETS)
+    run = train(tmp_path, *WORDS, *LARGE, "train.steps=6", f"train.memory_check={check}", "tracking=none")
+    line = "the run does not fit into memory: a worker holds 4096.00 GiB"
+    assert (run.error[: len(line)], run.is_request) == ((line, True) if check == "error" else ("", False)), run.report
+    assert [run.log(rank).count(f"warning: {line}") for rank in range(2)] == [int(check == "warn"), 0]
+
+
+@pytest.mark.nightly
+def test_a_run_without_room_is_refused_by_its_workers(run):
+    """Exit code 2 and one line, as if the launcher had found it."""
+    result = run(*LARGE, "train.memory_check=error")
+    assert result.returncode == 2, result.report
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("ortlaunch: the run does not fit into memory: a worker holds ")
     assert result.status == "FAILED"

@@ -18,4 +18,5 @@ def test_the_advice_keeps_the_samples_of_a_step(tmp_path: Path, batch: int, micr
     said = str(explained(MemoryError("no room"), config, tmp_path, 0))
     found = re.search(r"train\.batch_size=(\d+) train\.grad_accumulation=(\d+) \(the same samples in a step, ", said)
     assert found is not None, said
+    assert "\nortlaunch estimate with the same keys" in said
     assert (int(found[1]), int(found[1]) * int(found[2])) == (micro, 3 * batch)

@@ -32,6 +32,24 @@ C = TypeVar("C", bound=TrainerConfig)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Weights(Node):
+    """A model as it was built, and what its optimizer holds for the whole of it, in bytes."""
+
+    buffers: int
+    parameters: int
+    trained: int
+    """The parameters that are trained, which are in fp32."""
+    optimizer: int
+    low_share: float
+    """The size of a number in ``train.precision`` over one in fp32."""
+
+    @property
+    def built(self) -> int:
+        """The plain model."""
+        return self.parameters + self.buffers
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Variants(Node):
     """A key of a trainer whose values count as trainers of their own in names, tables and comparisons."""
 
@@ -111,6 +129,16 @@ class Trainer(Generic[C]):
     def without_offload(self, cfg: C) -> C:
         """The keys of the same training whose optimizer's state stays on the GPU."""
         return cfg
+
+    def state_bytes(self, cfg: C, weights: Weights, workers: int) -> int:
+        """The least that a worker's device holds of weights, gradients and optimizer state when a step is taken.
+
+        Args:
+            cfg: the trainer's keys.
+            weights: the model, which is the same on every worker.
+            workers: all workers of the run.
+        """
+        return weights.built + weights.trained + weights.optimizer
 
     def same_workers_reason(self, cfg: C, optimizer: OptimizerConfig) -> str | None:
         """Why another number of workers cannot resume from a checkpoint with this optimizer; None if it can."""

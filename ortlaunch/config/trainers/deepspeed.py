@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.bounds import number
-from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Variants
+from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Variants, Weights
 
 if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
@@ -87,6 +87,21 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
 
     def without_offload(self, cfg: DeepSpeedConfig) -> DeepSpeedConfig:
         return replace(cfg, offload_optimizer=False)
+
+    def state_bytes(self, cfg: DeepSpeedConfig, weights: Weights, workers: int) -> int:
+        stage = cfg.zero_stage
+        if stage == 0 and weights.low_share == 1:
+            return super().state_bytes(cfg, weights, workers)
+        parameters, gradients = (int(weights.low_share * one) for one in (weights.parameters, weights.trained))
+        # The optimizer works on a copy of the weights in fp32, also where they are in fp32 themselves.
+        optimizer = weights.trained + weights.optimizer
+        parameters //= workers if stage > 2 else 1
+        gradients //= workers if stage > 1 else 1
+        optimizer //= workers if stage > 0 else 1
+        if cfg.offload_optimizer:
+            # Sharded gradients go to the host as well.
+            optimizer, gradients = 0, gradients if stage == 1 else 0
+        return weights.buffers + parameters + gradients + optimizer
 
     def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
         is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded

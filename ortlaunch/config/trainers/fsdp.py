@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.trainers.base import Trainer, TrainerConfig
+from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Weights
 
 if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, Precision
@@ -57,6 +57,9 @@ class FsdpTrainer(Trainer[FsdpConfig]):
                 "and fsdp frees and gathers them. Use backend.mode=default or max-autotune-no-cudagraphs, or "
                 "trainer=ddp"
             )
+
+    def state_bytes(self, cfg: FsdpConfig, weights: Weights, workers: int) -> int:
+        return weights.buffers + (weights.parameters + weights.trained + weights.optimizer) // workers
 
     def refusal(self, backend: str, precision: Precision, variant: int | None) -> str | None:
         if backend == "ort":

@@ -51,17 +51,13 @@ class LocalLauncher(Launcher):
         if keys.dry_run and keys.nodes > 1:
             print(machines.dry_run(keys, plan.run, Path(config.run_root), arguments))
             return DONE
-        from ortlaunch.launch.memory import check
-
         part = node_part(plan, config)
         if keys.dry_run:
             print(part.description())
-            check.say_known(plan, config)
             return DONE
         from ortlaunch.launch.local.run import run
 
-        with check.watched(plan, config) as memory:
-            return run(part, config, arguments, memory)
+        return run(part, config, arguments)
 
     def resumed(self, config: Config, run_dir: Path) -> Config:
         """Returns the configuration with ``launcher.run`` set, by which several machines identify the run."""

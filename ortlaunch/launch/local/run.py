@@ -28,7 +28,6 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.local.workers import WorkerGroup
-from ortlaunch.launch.memory.check import Watch
 from ortlaunch.launch.outages import Outages, told_of_wait
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
@@ -53,14 +52,13 @@ _ROOM_BYTES = 4096
 """A disk with less room takes no file."""
 
 
-def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> int:
+def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     """Runs this machine's part of a run to its end; the first of several machines keeps the record.
 
     Args:
         part: what to run.
         config: the configuration, its tracking places made absolute.
         arguments: the command line after ``ortlaunch``, for the record.
-        memory: tells while the run starts whether it fits into the memory.
 
     Returns:
         The exit code: 0 done, 1 the training failed, 2 the request turned out wrong, 130 interrupted (143 and 129
@@ -68,7 +66,7 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
     """
     started = time.time()
     if part.rank > 0:
-        return _run_further_machine(part, config, started, memory)
+        return _run_further_machine(part, config, started)
     plan = part.plan
     with StopFlag() as stop:
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
@@ -86,7 +84,7 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
                 plan.files.note_launcher()
             journal_start(journal, plan, config)
             say_notes(plan, config)
-            return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
+            return _Attempt(part, config, arguments, started, journal, own_claim, stop).run()
         finally:
             own_claim.release(None if journal is None else journal.unwritten_end)
 
@@ -102,7 +100,6 @@ class _Attempt:
     journal: Journal
     own_claim: Claim
     stop: StopFlag
-    memory: Watch
 
     def run(self) -> int:
         """Runs the workers to their end, journals and sends how they ended, and prints it; returns the exit code."""
@@ -118,9 +115,7 @@ class _Attempt:
         self.stop.is_urgent = False
         if self.own_claim.is_lost:
             raise RequestError(_taken_over(plan))
-        outcome = self._explained(
-            _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop, self.memory)
-        )
+        outcome = self._explained(_run_workers(part, config, display, self.started, relay, self.own_claim, self.stop))
         # Without the wait for a tracker that is away, which is no part of the training.
         seconds = time.monotonic() - begun
         before = self.stop.count
@@ -135,8 +130,6 @@ class _Attempt:
             code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-        if outcome.status == "FINISHED" and plan.attempt == 0:
-            self.memory.learn(display.latest.get("summary/peak_memory_gib"))
         ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
         display.summary(ending, seconds, record, account)
@@ -209,13 +202,13 @@ def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
         return None
 
 
-def _run_further_machine(part: NodePart, config: Config, started: float, memory: Watch) -> int:
+def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
     """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
     with StopFlag() as stop:
-        outcome = _run_workers(part, config, display, started, None, None, stop, memory)
+        outcome = _run_workers(part, config, display, started, None, None, stop)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
@@ -230,7 +223,6 @@ def _run_workers(
     relay: Relay | None,
     own_claim: Claim | None,
     stop: StopFlag,
-    memory: Watch,
 ) -> Outcome:
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     if stop.signal is not None:
@@ -249,7 +241,7 @@ def _run_workers(
         if relay is not None:
             relay.start()
         outages = None if relay is None else Outages(part.plan.files, relay)
-        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory, outages, offset)
+        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, outages, offset)
         if outages is not None:
             outages.end()
         # Workers that are ended before their first step, or by this launcher, fail because of that.
@@ -320,7 +312,6 @@ def _watch(
     display: Display,
     launcher: LauncherConfig,
     own_claim: Claim | None,
-    memory: Watch,
     outages: Outages | None,
     offset: int,
 ) -> int:
@@ -345,7 +336,7 @@ def _watch(
             return code
         if gone.is_over():
             return exit_codes.FAILED
-        for watch in (stalls, memory, outages):
+        for watch in (stalls, outages):
             for line in watch.look() if watch is not None else []:
                 display.line(line)
         stopping.act()

@@ -23,7 +23,6 @@ from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
-from ortlaunch.launch.memory.check import Watch, watched_in_job
 from ortlaunch.launch.outages import Outages
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.presence import Presence, describe
@@ -148,13 +147,6 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     """
     node = [*module_command("ortlaunch.launch.queue.node"), str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
-    with watched_in_job(config, launcher.workers_per_node(config)) as memory:
-        return _watched_workers(launcher, config, run_dir, signals, start, memory)
-
-
-def _watched_workers(
-    launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals, start: Start, memory: Watch
-) -> tuple[int, Relay | None]:
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
@@ -170,7 +162,7 @@ def _watched_workers(
                 raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
             absent = outages.look() if outages is not None else []
-            for line in [*group.lines(), *stalls.look(), *memory.look(), *absent]:
+            for line in [*group.lines(), *stalls.look(), *absent]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")

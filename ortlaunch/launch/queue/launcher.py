@@ -75,14 +75,10 @@ class BatchLauncher(QueueLauncher):
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         """Submits a run, or shows its script for a dry run."""
-        from ortlaunch.launch.memory.check import before_queue, say_known
-
         script = self.script(plan, config)
         if config.launcher.dry_run:
             self.show(script, plan, config, [("run folder", str(plan.run_dir))])
-            say_known(plan, config)
             return DONE
-        before_queue([(plan, config)])
         self.ask(script, config)
         self.prepare(PlannedRun(plan, config, arguments))
         path = self.write_script(plan.run_dir, script)
@@ -102,8 +98,6 @@ class BatchLauncher(QueueLauncher):
 
     def submit_many(self, sweep: SweepPlan) -> int:
         """Submits each run of a sweep as a separate job."""
-        from ortlaunch.launch.memory.check import before_queue
-
         check_alike([one.config for one in sweep.runs])
         first = sweep.runs[0]
         scripts = [self.script(one.plan, one.config) for one in sweep.runs]
@@ -112,7 +106,6 @@ class BatchLauncher(QueueLauncher):
             places = [("runs", str(len(sweep.runs))), ("sweep", str(sweep.folder))]
             self.show("\n".join(scripts), named, first.config, places)
             return DONE
-        before_queue([(one.plan, one.config) for one in sweep.runs])
         for script, one in zip(scripts, sweep.runs, strict=True):
             self.ask(script, one.config)
         made = sweep.create()

@@ -52,9 +52,6 @@ def _tasks_text(sweep: SweepPlan) -> str:
 
 def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: Config, script: str) -> None:
     """Writes the folders of the sweep and of its runs, and submits the array."""
-    from ortlaunch.launch.memory.check import before_queue
-
-    before_queue([(one.plan, one.config) for one in sweep.runs])
     launcher.ask(script, config)
     made = sweep.create()
     for one in sweep.runs:

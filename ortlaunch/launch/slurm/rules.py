@@ -9,7 +9,7 @@ from ortlaunch.base.secrets import is_secret
 from ortlaunch.config.schema import AutoConfig, Config, Device, SlurmConfig, key_facts
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.launcher import Rule
-from ortlaunch.launch.memory.limit import LEAST_BYTES, WHOLE_NODE, parsed
+from ortlaunch.launch.limits import LEAST_BYTES, WHOLE_NODE, parsed
 from ortlaunch.launch.slurm import options
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,3 +33,9 @@ class AdafactorConfig(OptimizerConfig):
         from torch.optim import Adafactor
 
         return Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)
+
+    def state_elements(self, shape: Sequence[int]) -> int:
+        if len(shape) < 2:
+            return math.prod(shape)
+        *matrices, rows, columns = shape
+        return math.prod(matrices) * (rows + columns)

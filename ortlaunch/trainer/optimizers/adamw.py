@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -33,6 +35,9 @@ class AdamWConfig(OptimizerConfig):
         from torch.optim import AdamW
 
         return AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+    def state_elements(self, shape: Sequence[int]) -> int:
+        return 2 * math.prod(shape)
 
     def on_device(self) -> DeviceOptimizer:
         arguments = {"betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}

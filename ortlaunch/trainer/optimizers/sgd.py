@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,9 @@ class SgdConfig(OptimizerConfig):
         optimizer = SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
         optimizer.register_step_pre_hook(_start_momentum)
         return optimizer
+
+    def state_elements(self, shape: Sequence[int]) -> int:
+        return math.prod(shape) if self.momentum else 0
 
     def on_device(self) -> DeviceOptimizer:
         for key, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):

@@ -1,4 +1,4 @@
-"""What is asked about the memory of a run, and the key under which the answer is kept."""
+"""What the memory of a run depends on: the key under which its probes are kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from importlib.machinery import PathFinder
 from itertools import chain, count, islice, takewhile
 from pathlib import Path
@@ -26,7 +25,7 @@ from ortlaunch.config.schema import Config, OrtConfig, TrainConfig
 from ortlaunch.data.files import find_files
 from ortlaunch.launch.allocator import allocator_variables
 
-PLAIN_DATA = ("pysource", "synthetic", "digits")
+_PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnxruntime-training-cpu")
 _VARIABLES = (
@@ -39,34 +38,8 @@ MOST_STEPS = 20
 """After so many steps a run does not need more memory."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """A run and the memory that it may take."""
-
-    config: Config
-    workers: int
-    """Workers on each machine."""
-    nodes: int
-    limit: int
-    """Bytes of each machine; with `on_gpu` of each GPU."""
-    limit_source: str
-    """Where the limit is from, in words."""
-    on_gpu: bool = False
-    """Whether each worker has a GPU, whose memory is asked about."""
-
-    @property
-    def sharing(self) -> int:
-        """Workers that share the memory."""
-        return 1 if self.on_gpu else self.workers
-
-    @cached_property
-    def key(self) -> str:
-        """Names what the estimate depends on: model, data, sizes, trainer, packages. The limit is no part of it."""
-        return key_of(self.config, self.workers, self.nodes)
-
-
 def key_of(config: Config, workers: int, nodes: int) -> str:
-    """A name for all that the estimate of a run depends on.
+    """A name for all that the memory of a run depends on.
 
     Args:
         config: the run's configuration.
@@ -121,22 +94,6 @@ def compares_beside_copy(train: TrainConfig) -> bool:
     return any(step == train.checkpoint_every for step in evaluated)
 
 
-def family_key(config: Config) -> str:
-    """A name for the runs on this machine whose measured memory tells about each other's."""
-    stage = getattr(config.trainer, "zero_stage", None)
-    facts = {
-        "model": config.model.target or config.model.name,
-        "backend": config.backend.name,
-        "trainer": [config.trainer.name, stage],
-        "precision": config.train.precision.value,
-        "packages": _versions(),
-        "variables": _variables(config),
-        "machine": [platform.node(), platform.machine(), platform.libc_ver()],
-        "device": resolve_device(config.device).value,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
 def _variables(config: Config) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in _VARIABLES} | allocator_variables(config)
 
@@ -155,7 +112,7 @@ def _own_code(config: Config) -> list[Any] | None:
     """What tells a changed model or changed data of the user from those before; None if only names and sizes count."""
     model = config.model
     targets = [*model.imports, *([] if model.target is None else [model.target])]
-    if not targets and config.data.name in PLAIN_DATA:
+    if not targets and config.data.name in _PLAIN_DATA:
         return None
     found: set[tuple[str, int, int]] = set()
     here = "."

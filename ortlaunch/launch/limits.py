@@ -1,4 +1,4 @@
-"""The memory of a machine that a run's workers share: this machine's, or what the run asks of SLURM."""
+"""Sizes of memory as they are typed, and what a run may take: of this machine or its GPUs, or what it asks of SLURM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher asks the tracing process for."""
+"""What the command asks the tracing process for."""
 
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ class Request:
     """Where the limit is from, in words."""
     quick: bool
     """Whether to trace only the run as it is asked for, and not what could be changed about it."""
-    key: str = ""
-    """The key under which the estimate is kept; empty to keep none."""
-    change_only: bool = False
-    """Of what could be changed about the run, whether to trace only the nearest change, if the run does not fit."""
-    may_probe: bool = True
-    """Whether a model that cannot be traced may be run for a real step. Beside a run that starts it may not."""
     on_gpu: bool = False
     """Whether each worker has a GPU, whose memory is asked for. The limit is then that of a GPU."""
     may_probe_backend: bool = False
