@@ -147,16 +147,16 @@ class _Tee(io.TextIOBase):
 
     def __init__(self, log: TextIO, terminal: TextIO) -> None:
         self._log = log
-        self.terminal = terminal
+        self._terminal = terminal
 
     def write(self, text: str) -> int:
         self._log.write(text)
-        self.terminal.write(text)
+        self._terminal.write(text)
         return len(text)
 
     def flush(self) -> None:
         self._log.flush()
-        self.terminal.flush()
+        self._terminal.flush()
 
     def fileno(self) -> int:
         # ORTModule redirects by file descriptor while it exports.
@@ -194,13 +194,6 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
         sys.stdout = _Tee(log, there)
     else:
         os.close(terminal)
-
-
-def give_back() -> None:
-    """Undoes `redirect` for standard output that also goes to the terminal, for a program that replaces this one."""
-    if isinstance(sys.stdout, _Tee):
-        sys.stdout.flush()
-        os.dup2(sys.stdout.terminal.fileno(), 1)
 
 
 def quiet_library_logs() -> None:
