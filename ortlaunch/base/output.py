@@ -152,15 +152,15 @@ class _Tee(io.BufferedIOBase):
 
     def __init__(self, log: IO[bytes], terminal: IO[bytes]) -> None:
         self._log = log
-        self.terminal = terminal
+        self._terminal = terminal
 
     def write(self, data: ReadableBuffer) -> int:
-        self.terminal.write(data)
+        self._terminal.write(data)
         return self._log.write(data)
 
     def flush(self) -> None:
         self._log.flush()
-        self.terminal.flush()
+        self._terminal.flush()
 
     def fileno(self) -> int:
         # ORTModule redirects by file descriptor while it exports.
@@ -196,14 +196,6 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
     else:
         os.close(terminal)
         sys.stdout = _Guarded(sys.stdout, _pass_over)  # type: ignore[assignment]
-
-
-def give_back() -> None:
-    """Undoes `redirect` for standard output that also goes to the terminal, for a program that replaces this one."""
-    tee = getattr(sys.stdout, "buffer", None)
-    if isinstance(tee, _Tee):
-        sys.stdout.flush()
-        os.dup2(tee.terminal.fileno(), 1)
 
 
 def quiet_library_logs() -> None:

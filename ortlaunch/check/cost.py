@@ -1,60 +1,47 @@
-"""Measures the cost of a backend: a few training steps of one worker in a separate process.
-
-``python -m ortlaunch.check.cost FOLDER BACKEND`` measures one backend and writes ``FOLDER/cost-BACKEND.json``;
-`check_cost` starts one such process after the other. Peak memory of several backends in one process would be the peak
-of all of them.
-"""
+"""Measures the cost of each backend by a trial: a run of a few steps with one worker."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
-from ortlaunch.base.modules import add_working_folder
-from ortlaunch.base.processes import die_with_parent
-from ortlaunch.base.programs import module_command
 from ortlaunch.check.report import BackendCost, Cost
-from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import BackendConfig, CompileConfig, Config, EagerConfig, OrtConfig
+from ortlaunch.config.candidates import plain_backend
+from ortlaunch.config.precisions import BACKENDS
+from ortlaunch.config.schema import Config, LocalConfig, NoTrackingConfig, OrtConfig
+from ortlaunch.config.trainers.single import SingleConfig
+from ortlaunch.launch.trial import Limits, Outcome, short, tried
+from ortlaunch.run.run import Run
 
-BACKENDS = ("eager", "compile", "ort")
-_WARM_UP = 2
 _STEPS = 7
-_ENOUGH_SECONDS = 20.0
-"""No further step is begun after this, so that a large model does not take minutes."""
-_LEAST_STEPS = 3
+_ENOUGH_SECONDS = 8.0
+"""A trial that has measured clearly longer is ended, so that a large model does not take minutes."""
 _LONGEST_SECONDS = 900.0
+_EXPORT = "startup/ort_export_seconds"
 
 
 def check_cost(folder: Path, config: Config, threads: int) -> Cost:
     """Measures all backends one after the other.
 
     Args:
-        folder: contains ``config.yaml``; the logs are written to it.
+        folder: takes the trials.
         config: the configuration of the run.
         threads: number of threads of a worker.
     """
-    costs, seconds = {}, None
+    costs, export = {}, None
     for backend in BACKENDS:
-        measured = _in_a_process(folder, backend)
-        seconds = measured.pop("export_seconds", None) if backend == "ort" else seconds
-        measured.pop("export_seconds", None)
-        costs[backend] = BackendCost(**measured)
-    failed = any(cost.error for cost in costs.values())
+        trial = short(_with(config, backend, threads, folder), _STEPS, log_every=1)
+        outcome = tried(trial, Limits(_LONGEST_SECONDS), folder / f"cost-{backend}", seconds=_ENOUGH_SECONDS)
+        costs[backend] = _cost(outcome, config.train.batch_size)
+        if backend == "ort" and outcome.ok:
+            export = Run(Path(outcome.run)).state().figures.get(_EXPORT)
     return Cost(
-        "warning" if failed else "ok",
+        "warning" if any(cost.error for cost in costs.values()) else "ok",
         batch_size=config.train.batch_size,
         threads=threads,
         backends=costs,
-        export_seconds=seconds,
-        pays_off_after_steps=pays_off_after(seconds, costs["eager"].step_seconds, costs["ort"].step_seconds),
+        export_seconds=export,
+        pays_off_after_steps=pays_off_after(export, costs["eager"].step_seconds, costs["ort"].step_seconds),
     )
 
 
@@ -65,90 +52,29 @@ def pays_off_after(export: float | None, eager: float | None, ort: float | None)
     return int(export / (eager - ort)) + 1
 
 
-def _in_a_process(folder: Path, backend: str) -> dict[str, Any]:
-    log = folder / f"cost-{backend}.log"
-    with log.open("wb") as output:
-        command = [*module_command("ortlaunch.check.cost"), str(folder), backend]
-        try:
-            code = subprocess.run(
-                command, stdout=output, stderr=output, timeout=_LONGEST_SECONDS, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return {"error": f"not done after {_LONGEST_SECONDS:.0f} s"}
-    result = folder / f"cost-{backend}.json"
-    if code == 0 and result.is_file():
-        measured: dict[str, Any] = json.loads(result.read_text())
-        return measured
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return {"error": lines[-1].strip() if lines else f"ended with {code}"}
+def _cost(outcome: Outcome, batch: int) -> BackendCost:
+    if not outcome.ok:
+        return BackendCost(error=outcome.reason)
+    return BackendCost(
+        step_seconds=batch / outcome.rate,
+        start_seconds=outcome.start,
+        peak_memory_gib=outcome.worker_bytes / 2**30,
+    )
 
 
-def measure(config: Config, threads: int) -> dict[str, float | None]:
-    """Trains a few steps on the configured backend; `BackendCost` describes the results."""
-    import torch
-
-    from ortlaunch.config.devices import resolve_device
-    from ortlaunch.metrics.memory import peak_memory_gib
-    from ortlaunch.models.task import make_task
-    from ortlaunch.trainer.engines.torch_engine import TorchEngine
-    from ortlaunch.trainer.prepare import build_seeded, first_batches
-    from ortlaunch.trainer.workers import single_worker
-    from ortlaunch.trainer.wrapping import wrap_backend
-
-    worker = single_worker(resolve_device(config.device), threads)
-    model = build_seeded(config)
-    batches = first_batches(config, config.train.batch_size, _WARM_UP, model, worker.device)
-    task = make_task(model, batches[0])
-    # The model is wrapped as in a run, except that no graphs are saved.
-    inner = wrap_backend(model.to(worker.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
-    engine = TorchEngine(inner, config, worker, task)
-    seconds: list[float] = []
-    begun = time.perf_counter()
-    while len(seconds) < _WARM_UP + _STEPS:
-        since = time.perf_counter()
-        if len(seconds) >= _WARM_UP + _LEAST_STEPS and since - begun > _ENOUGH_SECONDS:
-            break
-        engine.micro_step(batches[len(seconds) % len(batches)], last=True)
-        engine.step()
-        if worker.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - since)
-    step = statistics.median(seconds[_WARM_UP:])
-    return {
-        "step_seconds": step,
-        "start_seconds": max(0.0, seconds[0] - step),
-        "peak_memory_gib": peak_memory_gib(worker.device),
-        "export_seconds": _export_seconds(inner) if isinstance(config.backend, OrtConfig) else None,
-    }
-
-
-def _export_seconds(inner: Any) -> float | None:
-    from ortlaunch.ort import session
-
-    return session.export_seconds(inner)
-
-
-def _with_backend(config: Config, name: str) -> Config:
-    plain: dict[str, BackendConfig] = {"eager": EagerConfig(), "compile": CompileConfig(), "ort": OrtConfig()}
-    backend = config.backend if config.backend.name == name else plain[name]
+def _with(config: Config, name: str, threads: int, folder: Path) -> Config:
+    """The run with a backend, one micro-batch to a step, and one worker whose run goes away with the folder."""
+    backend = config.backend if config.backend.name == name else plain_backend(name)
     if isinstance(backend, OrtConfig):
         # The cost of an export is measured, so it must not come from the cache.
         backend = dataclasses.replace(backend, export_cache=False)
-    return dataclasses.replace(config, backend=backend)
-
-
-def main() -> None:
-    """Measures one backend and writes the result."""
-    die_with_parent()
-    add_working_folder()
-    folder, backend = Path(sys.argv[1]), sys.argv[2]
-    config = _with_backend(load_config(folder / "config.yaml"), backend)
-    result = measure(config, int(os.environ["OMP_NUM_THREADS"]))
-    (folder / f"cost-{backend}.json").write_text(json.dumps(result))
-    sys.stdout.flush()
-    # The process ends here without clean-up, as a worker does, because native threads may hang at exit.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    return dataclasses.replace(
+        config,
+        backend=backend,
+        trainer=SingleConfig(),
+        train=dataclasses.replace(config.train, grad_accumulation=1),
+        launcher=LocalConfig(workers_per_node=1, threads=threads, allocator=config.launcher.allocator),
+        run_root=str(folder / "runs"),
+        tracking=NoTrackingConfig(),
+        trackers={},
+    )

@@ -149,12 +149,12 @@ class Randomness:
 
 @dataclass(frozen=True)
 class BackendCost:
-    """The cost of one backend, measured in a separate process."""
+    """The cost of one backend, measured by a trial."""
 
     step_seconds: float | None = None
     """Median of the steps after warm-up."""
     start_seconds: float | None = None
-    """Extra time of the first step: export or compilation."""
+    """What export, compilation, the start check and slow first steps take beyond steady steps."""
     peak_memory_gib: float | None = None
     error: str | None = None
 

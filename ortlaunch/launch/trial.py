@@ -59,6 +59,8 @@ _OF_MACHINE = (
 )
 """Signs that something on the machine was taken or broken, which has nothing to do with what is tried."""
 _STEP, _NOW = "throughput/step_seconds", "throughput/samples_per_second"
+_PEAKS = ("summary/peak_memory_gib", "memory/peak_allocated_gib", "memory/rss_gib")
+"""The best figure first: a trial that is ended early has no summary."""
 _P50, _RATE = "summary/step_seconds_p50", "summary/samples_per_second_median"
 
 
@@ -85,6 +87,8 @@ class Outcome:
     """Seconds that export, compilation and slow first steps take beyond those of steady steps."""
     first_step: float = 0.0
     """Seconds from the launch to the end of the first step."""
+    worker_bytes: int = 0
+    """The largest memory of a worker: resident, or on its GPU."""
     peak_bytes: int = 0
     """The largest memory that the trial's processes had together."""
     others: float = 0.0
@@ -229,6 +233,7 @@ def outcome_of(watched: Watched, run: Path | None, steady_after: int, limits: Li
             before = event.step
     found: dict[str, Any] = {"seconds": watched.seconds, "peak_bytes": watched.peak_bytes, "others": watched.others}
     found |= {"run": str(run) if run is not None else "", "first_step": state.figures.get(FIRST_STEP, 0.0)}
+    found["worker_bytes"] = int(next((state.figures[name] for name in _PEAKS if name in state.figures), 0.0) * 2**30)
     rate, step = state.figures.get(_RATE), state.figures.get(_P50)
     steady = _steady(run)
     if watched.ended == "enough" and len(steady) >= _LEAST_WINDOWS:

@@ -61,7 +61,7 @@ class StopRequests:
         threading.Thread(target=self._end_in_time, args=(reader,), daemon=True).start()
 
     @property
-    def is_asked(self) -> bool:
+    def _is_asked(self) -> bool:
         """Whether this worker knows of a request; the others may not know of it yet."""
         # `Path.exists` raises for a file system that errs once (ESTALE, EIO), which must not end the training.
         return self._asked or (self._is_first and is_there(self._file))
@@ -92,7 +92,7 @@ class StopRequests:
         self._last, self._steps = now, 0
         steps = min(_MOST_STEPS, max(1.0, _SECONDS / max(pace, 1e-6)))
         # The maximum of each: one request is enough, and the earliest next exchange counts.
-        self._numbers = torch.tensor([float(self.is_asked), -float(int(steps))])
+        self._numbers = torch.tensor([float(self._is_asked), -float(int(steps))])
         self._exchange = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _note(self, _number: int, _frame: Any) -> None:

@@ -133,7 +133,7 @@ def ended(how: End = "by itself", code: int = 0) -> Watched:
     return Watched(how, code, 12.0, GIB, 0.25)
 
 
-SUMMARY = {"summary/step_seconds_p50": 0.1, "summary/samples_per_second_median": 80.0}
+SUMMARY = {"summary/step_seconds_p50": 0.1, "summary/samples_per_second_median": 80.0, "summary/peak_memory_gib": 0.5}
 STARTED = [(1, 4.0), (3, 0.6)]
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_finished_has_a_speed_and_a_start(tmp_path: Path) -> None:
     found = outcome_of(ended(), run, 3, LIMITS)
     assert (found.status, found.rate, found.seconds, found.others) == ("ok", 80.0, 12.0, 0.25)
     assert found.start == pytest.approx(4.0 + 2 * 0.6 - 3 * 0.1)
-    assert found.run == str(run)
+    assert (found.run, found.worker_bytes) == (str(run), GIB // 2)
     # 800 samples take 10 s at 80 samples/s, and 4.9 s of start.
     assert found.score(800.0) == pytest.approx(800 / (10 + 4.9))
 

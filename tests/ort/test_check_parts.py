@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ortlaunch.base.errors import RequestError
-from ortlaunch.check.cost import measure
 from ortlaunch.check.export import Setting, check_export
 from ortlaunch.check.parity import check_parity
 from ortlaunch.check.randomness import check_randomness
@@ -353,21 +351,6 @@ def test_random_numbers_in_evaluation_are_found() -> None:
     found = check_randomness(wrapped, data[0], setting(model, data[0]))
     assert not found.off_in_eval
     assert found.status == "failed"
-
-
-def test_the_cost_of_a_run_that_would_save_graphs_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = to_config(compose(["model=mlp", "device=cpu", "backend=ort", "backend.debug.save_onnx=true"]))
-    measured = measure(config, threads=1)
-    assert measured["export_seconds"] and measured["step_seconds"]
-    assert not (tmp_path / "onnx").exists()
-
-
-def test_the_cost_is_that_of_the_run_with_its_activation_checkpointing() -> None:
-    """Which this model has no method for, so that the run would be refused."""
-    overrides = ["model=mlp", "device=cpu", "backend=eager", "train.activation_checkpointing=true"]
-    with pytest.raises(RequestError, match=r"train\.activation_checkpointing"):
-        measure(to_config(compose(overrides)), threads=1)
 
 
 def plain_config() -> Config:
