@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -10,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.sockets import socket_folder
 from ortlaunch.base.text import counted
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
@@ -21,6 +22,13 @@ from ortlaunch.data.processes import signals_held, start_loader_process
 from ortlaunch.data.source import Share, Source, check_seq_len, mix
 
 Batch = dict[str, torch.Tensor]
+
+_NO_SHARED_MEMORY = ("unable to resize file </torch_", "unable to allocate shared memory", "out of shared memory")
+"""What torch says where a loader process finds no room for a batch, before it writes or when the kernel ends it."""
+_FULL = (
+    "/dev/shm, through which loader processes hand over batches, has no room for them: free some (in Docker give "
+    "--shm-size=1g), lower train.batch_size, or read in the worker itself by data.workers=0"
+)
 
 
 class EndlessBatches(Sampler[list[int]]):
@@ -116,6 +124,10 @@ class Loader:
             batch = self._next_batch()
         except RequestError as error:
             raise RequestError(_without_traceback(error)) from None
+        except RuntimeError as error:
+            if any(sign in str(error) for sign in _NO_SHARED_MEMORY):
+                raise TrainingError(_FULL) from error
+            raise
         self._advance()
         return batch
 
@@ -150,8 +162,13 @@ class Loader:
     def _begun(self) -> Iterator[Batch]:
         if self._loader.num_workers:
             self._sockets.enter_context(socket_folder())
-        with signals_held():
-            return iter(self._loader)
+        try:
+            with signals_held():
+                return iter(self._loader)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # Their semaphores are there, too.
+                raise TrainingError(_FULL) from error
+            raise
 
     def _next_batch(self) -> Batch:
         assert self._iterator is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +19,13 @@ _WRAPPERS = {
     "OptimizedModule": ("torch",),
 }
 """The class name of each wrapper, and the packages it comes from. A name needs no import of the package."""
+
+_KINDS: dict[str, tuple[Callable[[Tensor], bool], str, str]] = {
+    "complex": (Tensor.is_complex, "is complex", "hold its parts as real numbers (torch.view_as_real)"),
+    "empty": (lambda weight: weight.numel() == 0, "has no elements", "leave it out"),
+    "scalar": (lambda weight: weight.dim() == 0, "has no dimensions", "give it one of a single element"),
+}
+"""Weights that some trainers do not take: how to tell them, what they are, and what to do instead."""
 
 
 def check_model(model: object) -> None:
@@ -134,6 +141,26 @@ def check_precision(model: nn.Module) -> None:
                 "fp32 (train.precision=bf16 computes in bf16): return the model in fp32, from_pretrained takes "
                 "dtype=torch.float32, or call requires_grad_(False) on what is not to be trained"
             )
+
+
+def refuse_kinds(model: nn.Module, trainer: str, *kinds: str) -> None:
+    """Refuses kinds of weights that a trainer does not take.
+
+    Args:
+        model: the model.
+        trainer: the trainer as the user has chosen it.
+        kinds: some of the keys of `_KINDS`.
+
+    Raises:
+        RequestError: the model has such a weight.
+    """
+    for path, weight in model.named_parameters():
+        for kind in kinds:
+            is_of_kind, what, remedy = _KINDS[kind]
+            if is_of_kind(weight):
+                raise RequestError(
+                    f"the model's '{path}' {what}, which {trainer} does not take: {remedy}, or choose trainer=ddp"
+                )
 
 
 def reject_data_parallel(model: nn.Module) -> None:

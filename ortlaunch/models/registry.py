@@ -214,6 +214,10 @@ def construct(cfg: ModelConfig) -> nn.Module:
         note_built(model)
     if getattr(model, "training", None) is False:
         model.train()
+    for module in getattr(model, "modules", tuple)():
+        # Norms, exchanges and AdamW take no sparse gradients, and dense ones give the same weights.
+        if getattr(module, "sparse", False) is True and type(module).__module__ == "torch.nn.modules.sparse":
+            module.sparse = False
     return model
 
 

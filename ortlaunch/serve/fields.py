@@ -51,7 +51,7 @@ _NEVER = _OF_ONE_START | {
     *("launcher.extra", "launcher.srun_extra", "launcher.env"),
 }
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
-_CODE = ("model.target", "model.imports", "train.items")
+_CODE = ("model.target", "model.imports", "model.params.trust_remote_code", "train.items")
 _TEXTS_OF_RUNNERS = frozenset(
     [
         *("name", "experiment", "backend.mode"),

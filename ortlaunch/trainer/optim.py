@@ -26,6 +26,11 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.Optim
     return cfg.build(parameter_groups(model, cfg))
 
 
+def can_be_fused(groups: ParameterGroups) -> bool:
+    """Whether torch's fused kernels take all weights: they take no complex ones."""
+    return all(weight.is_floating_point() for group in groups for weight in group["params"])
+
+
 def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> ParameterGroups:
     """Trainable parameters in groups with and without weight decay, in the model's order; no group is empty."""
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -155,3 +156,22 @@ def test_loader_processes_hand_over_batches_where_the_temporary_folder_has_a_lon
         next(loader)
     assert not folder.exists() and "ORTLAUNCH_SOCKETS" not in os.environ
     assert list(long.iterdir()) == []
+
+
+def test_no_room_in_shared_memory_is_said_in_a_sentence(temporary: Path) -> None:
+    code = """
+        import resource
+        from ortlaunch.base.errors import TrainingError
+        from ortlaunch.config.schema import SyntheticConfig
+        from ortlaunch.data.loader import build_loader
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # For files in shared memory, too.
+        try:
+            next(build_loader(SyntheticConfig(workers=1), batch_size=64, rank=0, world_size=1, seed=0))
+        except TrainingError as error:
+            print(error)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout.startswith("/dev/shm, through which loader processes hand over batches, has no room"), (
+        done.stderr
+    )

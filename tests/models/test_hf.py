@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import ModelConfig
@@ -139,3 +141,26 @@ def test_id_out_of_reach(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert "REFUSED model.params.pretrained=nobody/nothing cannot be loaded" in done.stdout, done.stderr
+
+
+def test_a_models_own_code_runs_only_if_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    folder = tmp_path / "own" / "model"
+    (folder / "nets.py").write_text(
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "class MineConfig(GPT2Config):\n    model_type = 'mine'\n"
+        "class Mine(GPT2LMHeadModel):\n    config_class = MineConfig\n"
+    )
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 64, "model_type": "mine"}
+    code = {"AutoConfig": "nets.MineConfig", "AutoModelForCausalLM": "nets.Mine"}
+    (folder / "config.json").write_text(json.dumps({**shape, "auto_map": code}))
+    weights = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64))
+    save_file(
+        {"transformer.wte.weight": weights.transformer.wte.weight.detach()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(RequestError, match=r"brings Python code of its own: .*trust_remote_code=true runs it$"):
+        hf(pretrained=str(folder))
+    assert type(hf(pretrained=str(folder), trust_remote_code=True)).__name__ == "Mine"

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 # A static graph cannot be assumed: some architectures skip layers at random, or do not use all parameters in a step.
 @register_model("hf")
-def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
+def build(
+    pretrained: str,
+    task: str = "causal-lm",
+    mask_token_id: int | None = None,
+    trust_remote_code: bool = False,
+    **params: Any,
+) -> PreTrainedModel:
     """a pretrained transformers model, by model.params.pretrained
 
     See `ortlaunch.models.pretrained.load` for the arguments.
@@ -22,4 +28,4 @@ def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = 
     import_losses()
     from ortlaunch.models.pretrained import load
 
-    return load(pretrained, task, mask_token_id, **params)
+    return load(pretrained, task, mask_token_id, trust_remote_code, **params)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.models.checks import refuse_kinds
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task, weighed, with_gradient
 from ortlaunch.trainer import shared_memory
@@ -52,6 +53,10 @@ class DeepSpeedEngine(Engine):
         # four cores).
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _check_precision(config.train.precision)
+        if cfg.zero_stage == 3:
+            refuse_kinds(inner, "trainer=deepspeed trainer.zero_stage=3", "complex", "empty")
+        else:
+            refuse_kinds(inner, "trainer=deepspeed", "complex")
         self.inner = inner
         self.guard = Guard(workers.device)
         self._is_first = workers.is_first
@@ -72,7 +77,7 @@ class DeepSpeedEngine(Engine):
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
         # DeepSpeed's output belongs in the log, not on the terminal.
-        with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
+        with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer), _scalars_broadcast(inner):
             self._engine, _, _, _ = deepspeed.initialize(
                 model=inner,
                 optimizer=self._optimizer,
@@ -252,6 +257,38 @@ def _no_step_taken(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     optimizer.state.clear()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+@contextlib.contextmanager
+def _scalars_broadcast(model: torch.nn.Module) -> Iterator[None]:
+    """Has DeepSpeed broadcast weights without dimensions, which it cannot view as bytes, as vectors of one element."""
+    from deepspeed.runtime.engine import DeepSpeedEngine as Whole
+    from deepspeed.runtime.zero.partition_parameters import Init as Partitioned
+
+    scalars = [parameter for parameter in model.parameters() if parameter.dim() == 0]
+
+    def shape(size: tuple[int, ...]) -> None:
+        for scalar in scalars:
+            if scalar.numel():  # Else it has been partitioned.
+                scalar.data = scalar.data.view(size)
+            elif hasattr(scalar, "ds_shape"):
+                scalar.ds_shape = torch.Size(size)
+
+    def as_vectors(broadcast: Callable[..., None]) -> Callable[..., None]:
+        def called(*arguments: Any) -> None:
+            shape((1,))
+            broadcast(*arguments)
+            shape(())
+
+        return called
+
+    methods = Whole._broadcast_model, Partitioned._zero_init_param
+    if scalars:
+        Whole._broadcast_model, Partitioned._zero_init_param = map(as_vectors, methods)
+    try:
+        yield
+    finally:
+        Whole._broadcast_model, Partitioned._zero_init_param = methods
 
 
 def _check_precision(precision: Precision) -> None:

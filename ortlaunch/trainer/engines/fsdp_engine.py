@@ -17,6 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
+from ortlaunch.models.checks import refuse_kinds
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import to_host
@@ -48,6 +49,7 @@ class FsdpEngine(TorchEngine):
     def _distribute(self, config: Config, workers: Workers) -> nn.Module:
         if workers.device.type == "cpu":
             fsdp_compat.complete()
+        refuse_kinds(self.inner, "trainer=fsdp", "complex", "empty", "scalar")
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := with_statistics(self.inner)):

@@ -34,7 +34,11 @@ class AdamWConfig(OptimizerConfig):
     def build(self, groups: ParameterGroups) -> Optimizer:
         from torch.optim import AdamW
 
-        return AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+        from ortlaunch.trainer.optim import can_be_fused
+
+        return AdamW(
+            groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=can_be_fused(groups) or None
+        )
 
     def state_elements(self, shape: Sequence[int]) -> int:
         return 2 * math.prod(shape)

@@ -29,7 +29,9 @@ class SgdConfig(OptimizerConfig):
     def build(self, groups: ParameterGroups) -> Optimizer:
         from torch.optim import SGD
 
-        optimizer = SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
+        from ortlaunch.trainer.optim import can_be_fused
+
+        optimizer = SGD(groups, lr=self.lr, momentum=self.momentum, fused=can_be_fused(groups) or None)
         optimizer.register_step_pre_hook(_start_momentum)
         return optimizer
 
