@@ -16,6 +16,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.modes import evaluation
+from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.buffers import first_workers_buffers
@@ -59,6 +60,8 @@ class DeepSpeedEngine(Engine):
         if config.train.precision is not Precision.fp32:
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
+        # DeepSpeed cannot send other weights to the other workers.
+        make_contiguous(inner)
         # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(

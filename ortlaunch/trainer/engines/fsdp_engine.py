@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
+from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.buffers import first_workers_buffers
 from ortlaunch.trainer.checkpoint.host import to_host
@@ -41,6 +42,8 @@ class FsdpEngine(TorchEngine):
     def _distribute(self, config: Config, workers: Workers) -> nn.Module:
         if workers.device.type == "cpu":
             fsdp_compat.complete()
+        # FSDP refuses any other weights.
+        make_contiguous(self.inner)
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := with_statistics(self.inner)):

@@ -1,0 +1,27 @@
+"""How a model's weights lie in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill its part of the memory without gaps and overlaps, in any order of dimensions."""
+    return torch.empty_like(tensor).stride() == tensor.stride()
+
+
+def close_gaps(model: nn.Module) -> None:
+    """Gives weights that have gaps in memory, as a part of a larger tensor has, contiguous memory of their own.
+
+    torch's fused optimizers on the CPU go through the memory from end to end, and would update the wrong elements.
+    """
+    for weight in model.parameters():
+        if not is_dense(weight):
+            weight.data = weight.data.contiguous()
+
+
+def make_contiguous(model: nn.Module) -> None:
+    """Makes all weights contiguous, for trainers that hold them in flat pieces."""
+    for weight in model.parameters():
+        weight.data = weight.data.contiguous()

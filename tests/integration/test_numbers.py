@@ -1,0 +1,94 @@
+"""What every trainer computes for models that are unlike most, against plain torch in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.integration.conftest import Train
+from tests.support.pool import Trained
+from tests.support.replay import replay
+
+TRAINERS = {
+    "single": ("trainer=single",),
+    "ddp": ("trainer=ddp", "trainer.find_unused_parameters=true"),
+    **{f"zero{stage}": ("trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
+    "fsdp": ("trainer=fsdp",),
+}
+STEPS = 6
+RUN = (
+    *("data=digits", "backend=eager", "tracking=none", "train.batch_size=8", f"train.steps={STEPS}"),
+    *("train.log_every=1", "train.clip_grad_norm=null", "train.checkpoint_every=null"),
+    *("scheduler=constant", "scheduler.warmup_steps=0", "optimizer.lr=0.01", "optimizer.weight_decay=0"),
+)
+# Without momentum: see `docs/training.md` for what ZeRO does to weights that a step does not use.
+SGD = ("optimizer=sgd", "optimizer.lr=0.1", "optimizer.momentum=0")
+
+CASES: dict[str, tuple[str, ...]] = {
+    "gaps": ("Gaps",),
+    "gaps-sgd": ("Gaps", "optimizer=sgd"),
+}
+# Zero 0 and 2 go the ways of ddp and zero1, and sgd that of adamw.
+EVERY_CHANGE = ("single", "ddp", "zero1", "zero3", "fsdp")
+
+
+def _is_nightly(case: str, trainer: str) -> bool:
+    return trainer not in EVERY_CHANGE or (case.endswith("-sgd") and trainer not in ("single", "zero3"))
+
+
+@pytest.fixture(scope="module")
+def run(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Trained]:
+    folder = tmp_path_factory.mktemp("numbers")
+
+    def trained(trainer: str, net: str, *words: str) -> Trained:
+        model = ("model=factory", f"model.target=tests.integration.odd_nets:{net}")
+        result = train(folder, *model, *RUN, *TRAINERS[trainer], *words)
+        assert result.status == "FINISHED", result.report
+        return result
+
+    return trained
+
+
+def has_right_numbers(result: Trained, trainer: str, begin: int = 0) -> None:
+    right = replay(result.run_dir, 1 if trainer == "single" else 2)
+    for name, series in (("train/loss", right.losses), ("train/grad_norm", right.norms)):
+        expected = {step: value for step, value in series.items() if step > begin}
+        assert result.series(name) == pytest.approx(expected, rel=1e-5), name
+    weights = load_file(result.run_dir / "weights" / "model.safetensors")
+    apart = {name: float((weight - right.weights[name]).abs().max()) for name, weight in weights.items()}
+    assert max(apart.values()) < 1e-5, apart
+
+
+@pytest.mark.parametrize(
+    ("case", "trainer"),
+    [
+        pytest.param(case, trainer, marks=[pytest.mark.nightly] * _is_nightly(case, trainer))
+        for case in CASES
+        for trainer in TRAINERS
+    ],
+)
+def test_every_trainer_computes_what_plain_torch_computes(run: Callable[..., Trained], case: str, trainer: str) -> None:
+    has_right_numbers(run(trainer, *CASES[case]), trainer)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "optimizer"),
+    [
+        ("single", "adamw"),
+        ("ddp", "adamw"),
+        ("fsdp", "adamw"),
+        ("zero1", "adamw"),
+        *(pytest.param(one, "sgd", marks=pytest.mark.nightly) for one in TRAINERS),
+        *(pytest.param(one, "adamw", marks=pytest.mark.nightly) for one in ("zero0", "zero2", "zero3")),
+    ],
+)
+def test_weights_of_any_strides_go_on_from_a_checkpoint(
+    run: Callable[..., Trained], trainer: str, optimizer: str
+) -> None:
+    words = ("Strides", f"optimizer={optimizer}", "train.checkpoint_every=3")
+    whole = run(trainer, *words)
+    has_right_numbers(whole, trainer)
+    middle = whole.run_dir / "checkpoints" / "step-00000003"
+    has_right_numbers(run(trainer, *words, f"train.resume={middle}"), trainer, begin=3)

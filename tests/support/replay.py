@@ -1,0 +1,65 @@
+"""What plain torch computes for a run: its batches in one process, in fp64, by an optimizer that is not fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Config
+from ortlaunch.models.task import make_task
+from ortlaunch.trainer.prepare import build_seeded, open_loader
+from ortlaunch.trainer.workers import Workers
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a run should have computed."""
+
+    losses: dict[int, float]
+    """By step."""
+    norms: dict[int, float]
+    """Of the gradients before clipping, by step."""
+    weights: dict[str, torch.Tensor]
+    """And buffers after the last step."""
+
+
+def replay(run_dir: Path, workers: int) -> Replayed:
+    """Trains what a run trained, for a constant learning rate, no clipping, and optimizers without decay.
+
+    Args:
+        run_dir: the run folder.
+        workers: the run's number of workers. What they compute at the same time is one batch here.
+    """
+    config = load_config(run_dir / "config.yaml")
+    train, losses, norms = config.train, {}, {}
+    model = build_seeded(config).double()
+    optimizer = _optimizer(config, model)
+    alone = Workers(0, 1, torch.device("cpu"), torch.get_num_threads())
+    with open_loader(config, alone, batch_size=train.batch_size * workers) as loader:
+        for step in range(1, train.steps + 1):
+            losses[step] = 0.0
+            for batch in islice(loader, train.grad_accumulation):
+                given = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
+                loss = make_task(model, given).loss(model, given) / train.grad_accumulation
+                loss.backward()
+                losses[step] += loss.item()
+            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+            norms[step] = float(torch.nn.utils.get_total_norm(gradients))
+            optimizer.step()
+            optimizer.zero_grad()
+    return Replayed(losses, norms, model.state_dict())
+
+
+def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    cfg = config.optimizer
+    assert config.scheduler.name == "constant"
+    assert cfg.weight_decay == 0
+    assert config.train.clip_grad_norm is None
+    weights = [one for one in model.parameters() if one.requires_grad]
+    if cfg.name == "sgd":
+        return torch.optim.SGD(weights, cfg.lr, momentum=cfg.momentum, foreach=False)
+    return torch.optim.AdamW(weights, cfg.lr, (cfg.beta1, cfg.beta2), cfg.eps, weight_decay=0, foreach=False)
