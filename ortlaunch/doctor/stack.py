@@ -132,7 +132,10 @@ def deepspeed() -> Iterator[Line]:
     version = _version("deepspeed")
     if version is None:
         yield Line(
-            "deepspeed", Level.error, "not installed: trainer=deepspeed needs it", "pip install 'deepspeed>=0.19,<0.20'"
+            "deepspeed",
+            Level.error,
+            "not installed: trainer=deepspeed needs it",
+            "pip install 'deepspeed>=0.19.8,<0.20'",
         )
     else:
         yield Line("deepspeed", Level.ok, version)

@@ -27,17 +27,19 @@ class Replayed:
     """And buffers after the last step."""
 
 
-def replay(run_dir: Path, workers: int) -> Replayed:
-    """Trains what a run trained, for a constant learning rate, no clipping, and optimizers without decay.
+def replay(run_dir: Path, workers: int, *, zeros: bool = False) -> Replayed:
+    """Trains what a run trained, for a constant learning rate, no clipping, and one decay for all weights.
 
     Args:
         run_dir: the run folder.
         workers: the run's number of workers. What they compute at the same time is one batch here.
+        zeros: whether weights that a step does not use get a gradient of zeros.
     """
     config = load_config(run_dir / "config.yaml")
     train, losses, norms = config.train, {}, {}
     model = build_seeded(config).double()
-    optimizer = _optimizer(config, model)
+    weights = [one for one in model.parameters() if one.requires_grad]
+    optimizer = _optimizer(config, weights)
     alone = Workers(0, 1, torch.device("cpu"), torch.get_num_threads())
     with open_loader(config, alone, batch_size=train.batch_size * workers) as loader:
         for step in range(1, train.steps + 1):
@@ -47,19 +49,20 @@ def replay(run_dir: Path, workers: int) -> Replayed:
                 loss = make_task(model, given).loss(model, given) / train.grad_accumulation
                 loss.backward()
                 losses[step] += loss.item()
-            gradients = [one.grad for one in model.parameters() if one.grad is not None]
-            norms[step] = float(torch.nn.utils.get_total_norm(gradients))
+            norms[step] = float(torch.nn.utils.get_total_norm([one.grad for one in weights if one.grad is not None]))
+            for weight in weights:
+                if zeros and weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
             optimizer.step()
             optimizer.zero_grad()
     return Replayed(losses, norms, model.state_dict())
 
 
-def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
-    cfg = config.optimizer
+def _optimizer(config: Config, weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    cfg, decay = config.optimizer, config.optimizer.weight_decay
     assert config.scheduler.name == "constant"
-    assert cfg.weight_decay == 0
     assert config.train.clip_grad_norm is None
-    weights = [one for one in model.parameters() if one.requires_grad]
+    assert cfg.decay_bias_and_norm
     if cfg.name == "sgd":
-        return torch.optim.SGD(weights, cfg.lr, momentum=cfg.momentum, foreach=False)
-    return torch.optim.AdamW(weights, cfg.lr, (cfg.beta1, cfg.beta2), cfg.eps, weight_decay=0, foreach=False)
+        return torch.optim.SGD(weights, cfg.lr, momentum=cfg.momentum, weight_decay=decay, foreach=False)
+    return torch.optim.AdamW(weights, cfg.lr, (cfg.beta1, cfg.beta2), cfg.eps, weight_decay=decay, foreach=False)

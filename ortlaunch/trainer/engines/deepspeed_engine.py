@@ -53,6 +53,7 @@ class DeepSpeedEngine(Engine):
         self._precision = config.train.precision
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
+        self._stage, self._offloads = cfg.zero_stage, cfg.offload_optimizer
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
         self._optimizer = build_optimizer(inner, config.optimizer)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
@@ -124,12 +125,27 @@ class DeepSpeedEngine(Engine):
         return norm
 
     def _sharded_step(self) -> torch.Tensor | float | None:
+        if self._offloads and self._stage > 1 and self._engine.gradient_accumulation_steps() > 1:
+            # DeepSpeed would leave out the gradients of weights that the step's last micro-batch does not use.
+            self._engine.optimizer.finalize_gradient_accumulation_boundary()
         # DeepSpeed reads the norm on the host at every step, and skips the update if the norm is not finite.
         self._engine.step()
+        self._forget_gradients()
         if self._precision is not Precision.fp16 and self._engine.optimizer.overflow:
             self.guard.check_gradients(False)
             self.known_discarded = True
         return self._engine.get_global_grad_norm()
+
+    def _forget_gradients(self) -> None:
+        """Zeroes the gradients that DeepSpeed keeps, and would apply again to weights that the next step does not use."""
+        optimizer = self._engine.optimizer
+        kept = [optimizer.grad_partitions_flat_buffer] if self._stage == 3 else []
+        if self._offloads:
+            flat = "fp32_partitioned_groups_flat" if self._stage == 3 else "single_partition_of_fp32_groups"
+            kept += [one.grad for one in getattr(optimizer, flat)]
+            kept += getattr(optimizer, "accumulated_grads_in_cpu", {}).values()
+        for gradient in kept:
+            gradient.zero_()
 
     def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
         from ortlaunch.trainer.checkpoint import deepspeed_state
