@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from ortlaunch.config.trainers import deepspeed
 from tests.integration.conftest import Train
 from tests.support.pool import Trained
-from tests.support.replay import replay
+from tests.support.replay import evaluated, replay
 
 TRAINERS = {
     "single": ("trainer=single",),
@@ -33,12 +34,13 @@ RUN = (
 CASES: dict[str, tuple[str, ...]] = {
     "gaps": ("Gaps",),
     "gaps-sgd": ("Gaps", "optimizer=sgd"),
+    "drawn": ("Drawn",),
     "turns": ("Turns", "+model.params.every=1"),
     "turns-accumulated": ("Turns", "+model.params.every=3", "train.grad_accumulation=2"),
 }
 # Zero 0 and 2 go the ways of ddp and zero1, and sgd that of adamw.
 EVERY_CHANGE = ("single", "ddp", "zero1", "zero3", "fsdp")
-IN_FEW = {"gaps-sgd": ("single",), "turns-accumulated": ("zero3", "zero2-offload")}
+IN_FEW = {"gaps-sgd": ("single",), "drawn": ("ddp", "zero3", "fsdp"), "turns-accumulated": ("zero3", "zero2-offload")}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,3 +106,28 @@ def test_weights_of_any_strides_go_on_from_a_checkpoint(
     has_right_numbers(whole, trainer)
     middle = whole.run_dir / "checkpoints" / "step-00000003"
     has_right_numbers(run(trainer, *words, f"train.resume={middle}"), trainer, begin=3)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param(one, marks=[pytest.mark.nightly] * (one not in ("ddp", "zero1", "fsdp")))
+        for one in TRAINERS
+        if "offload" not in one
+    ],
+)
+def test_an_evaluation_takes_the_first_workers_buffers_and_gives_them_back(
+    run: Callable[..., Trained], trainer: str
+) -> None:
+    """Where buffers are views. The model itself says whether each worker has its own again."""
+    result = run(trainer, "Views", f"+model.params.is_ddp={str(trainer == 'ddp').lower()}", "train.eval_every=2")
+    weights = load_file(result.run_dir / "weights" / "model.safetensors")
+    right = evaluated(result.run_dir, 1 if trainer == "single" else 2, weights)
+    assert result.series("eval/loss")[STEPS] == pytest.approx(right, rel=1e-5)
+
+
+def test_a_buffer_that_ddp_cannot_send_is_refused(train: Train, tmp_path: Path) -> None:
+    model = ("model=factory", "model.target=tests.integration.odd_nets:Views", "+model.params.is_ddp=false")
+    result = train(tmp_path, *model, *RUN, *TRAINERS["ddp"])
+    assert result.is_request
+    assert "trainer=ddp: several elements of the model's buffer 'row' lie in the same memory" in result.error

@@ -10,7 +10,7 @@ import torch
 
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
-from ortlaunch.models.task import make_task
+from ortlaunch.models.task import Batch, make_task
 from ortlaunch.trainer.prepare import build_seeded, open_loader
 from ortlaunch.trainer.workers import Workers
 
@@ -45,7 +45,7 @@ def replay(run_dir: Path, workers: int, *, zeros: bool = False) -> Replayed:
         for step in range(1, train.steps + 1):
             losses[step] = 0.0
             for batch in islice(loader, train.grad_accumulation):
-                given = {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
+                given = _double(batch)
                 loss = make_task(model, given).loss(model, given) / train.grad_accumulation
                 loss.backward()
                 losses[step] += loss.item()
@@ -56,6 +56,29 @@ def replay(run_dir: Path, workers: int, *, zeros: bool = False) -> Replayed:
             optimizer.step()
             optimizer.zero_grad()
     return Replayed(losses, norms, model.state_dict())
+
+
+def evaluated(run_dir: Path, workers: int, weights: dict[str, torch.Tensor]) -> float:
+    """The loss on a run's held-out samples, the mean over its workers.
+
+    Args:
+        run_dir: the run folder.
+        workers: the run's number of workers.
+        weights: and buffers, by name.
+    """
+    config, losses = load_config(run_dir / "config.yaml"), []
+    model = build_seeded(config).eval()
+    model.load_state_dict(weights, assign=True)
+    model.double()
+    for rank in range(workers):
+        with open_loader(config, Workers(rank, workers, torch.device("cpu"), torch.get_num_threads())) as loader:
+            batches = [_double(batch) for batch in loader.held_out(config.train.eval_samples)]
+        losses += [make_task(model, batch).loss(model, batch).item() for batch in batches]
+    return sum(losses) / len(losses)
+
+
+def _double(batch: Batch) -> Batch:
+    return {name: one.double() if one.is_floating_point() else one for name, one in batch.items()}
 
 
 def _optimizer(config: Config, weights: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -17,6 +17,7 @@ from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.buffers import is_own, take_first_workers
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
@@ -36,6 +37,13 @@ class DdpEngine(TorchEngine):
         cfg = config.trainer
         self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
+        for name, buffer in self.inner.named_buffers():
+            if not is_own(buffer):
+                raise RequestError(
+                    f"trainer=ddp: several elements of the model's buffer '{name}' lie in the same memory, as expand() "
+                    "leaves them, and cannot be sent to the other workers: register it before it is expanded, and "
+                    "expand it in forward, or register its .clone()"
+                )
         module = DistributedDataParallel(
             self.inner,
             device_ids=[workers.device.index] if workers.device.type == "cuda" else None,
@@ -103,10 +111,9 @@ class DdpEngine(TorchEngine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        if self._module.modules_buffers:
-            # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP
-            # does before a forward in training. They then evaluate the model that checkpoints and weights hold.
-            self._module._sync_buffers()
+        # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP does
+        # before a forward in training. They then evaluate the model that checkpoints and weights hold.
+        take_first_workers(self.inner.buffers())
         with super().evaluating():
             yield
 

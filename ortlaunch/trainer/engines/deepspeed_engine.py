@@ -19,7 +19,7 @@ from ortlaunch.models.modes import evaluation
 from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer import shared_memory
-from ortlaunch.trainer.buffers import first_workers_buffers
+from ortlaunch.trainer.buffers import first_workers_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -61,8 +61,9 @@ class DeepSpeedEngine(Engine):
         if config.train.precision is not Precision.fp32:
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
-        # DeepSpeed cannot send other weights to the other workers.
+        # DeepSpeed cannot send other weights to the other workers, and sends no buffers.
         make_contiguous(inner)
+        take_first_workers(inner.buffers())
         # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(
@@ -137,7 +138,7 @@ class DeepSpeedEngine(Engine):
         return self._engine.get_global_grad_norm()
 
     def _forget_gradients(self) -> None:
-        """Zeroes the gradients that DeepSpeed keeps, and would apply again to weights that the next step does not use."""
+        """Zeroes the gradients that DeepSpeed keeps, and would apply again to weights that the next step leaves out."""
         optimizer = self._engine.optimizer
         kept = [optimizer.grad_partitions_flat_buffer] if self._stage == 3 else []
         if self._offloads:
