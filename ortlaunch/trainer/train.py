@@ -50,20 +50,24 @@ def train(context: RunContext, observed: Observed) -> Trained:
     probation = _probation(context, parts, stop)
     stop.listen()
     context.system.sampler.start()
-    run_steps(
-        parts.engine,
-        feed,
-        context.config.train,
-        context.workers.device,
-        recorder,
-        step_end,
-        partial(_first_step_done, context, parts, recorder),
-        observed.evaluation,
-        start_step=parts.start.step,
-        profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
-        backend=parts.backend,
-        probation=probation,
-    )
+    try:
+        run_steps(
+            parts.engine,
+            feed,
+            context.config.train,
+            context.workers.device,
+            recorder,
+            step_end,
+            partial(_first_step_done, context, parts, recorder),
+            observed.evaluation,
+            start_step=parts.start.step,
+            profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
+            backend=parts.backend,
+            probation=probation,
+        )
+    except BaseException:
+        step_end.give_up(context.config.launcher.grace_seconds)
+        raise
     if probation is not None:
         probation.close()
     context.system.sampler.stop()
