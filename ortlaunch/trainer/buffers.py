@@ -8,6 +8,19 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+def plain_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers by name, without those that are no dense tensor (sparse, quantized, sharded)."""
+    return {
+        name: value
+        for name, value in model.named_buffers()
+        if value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+        and not isinstance(value, DTensor)
+    }
 
 
 def put(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -> None:
@@ -46,7 +59,8 @@ def take_first_workers(tensors: Iterable[torch.Tensor], device: torch.device | N
         part = _once(tensor.detach())
         # A collective goes through the memory from end to end, where a view has other tensors, or other workers' rows.
         whole = part.to(device).contiguous()
-        dist.broadcast(whole, 0)
+        # As bytes, since gloo does not know every dtype.
+        dist.broadcast(whole.view(-1).view(torch.uint8), 0)
         if whole is not part:
             part.copy_(whole)
 
@@ -57,7 +71,7 @@ def first_workers_buffers(model: nn.Module) -> Iterator[None]:
 
     Afterwards a buffer that differed has this worker's value again: training may read it.
     """
-    buffers = dict(model.named_buffers())
+    buffers = plain_buffers(model)
     # All of them first: one may be in the memory of another.
     before = {name: _once(buffer.detach()).clone() for name, buffer in buffers.items()}
     take_first_workers(buffers.values())
@@ -66,7 +80,7 @@ def first_workers_buffers(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        present = dict(model.named_buffers())
+        present = plain_buffers(model)
         for name, value in own.items():
             if present.get(name) is buffers[name]:
                 _once(buffers[name].detach()).copy_(value)

@@ -17,7 +17,7 @@ from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
-from ortlaunch.trainer.buffers import is_own, take_first_workers
+from ortlaunch.trainer.buffers import is_own, plain_buffers, take_first_workers
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
@@ -37,7 +37,7 @@ class DdpEngine(TorchEngine):
         cfg = config.trainer
         self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
-        for name, buffer in self.inner.named_buffers():
+        for name, buffer in plain_buffers(self.inner).items():
             if not is_own(buffer):
                 raise RequestError(
                     f"trainer=ddp: several elements of the model's buffer '{name}' lie in the same memory, as expand() "
@@ -113,7 +113,7 @@ class DdpEngine(TorchEngine):
     def evaluating(self) -> Iterator[None]:
         # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP does
         # before a forward in training. They then evaluate the model that checkpoints and weights hold.
-        take_first_workers(self.inner.buffers())
+        take_first_workers(plain_buffers(self.inner).values())
         with super().evaluating():
             yield
 

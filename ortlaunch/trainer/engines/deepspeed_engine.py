@@ -19,7 +19,7 @@ from ortlaunch.models.modes import evaluation
 from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task, with_gradient
 from ortlaunch.trainer import shared_memory
-from ortlaunch.trainer.buffers import first_workers_buffers, take_first_workers
+from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -63,7 +63,7 @@ class DeepSpeedEngine(Engine):
             normalize_in_fp32(inner)
         # DeepSpeed cannot send other weights to the other workers, and sends no buffers.
         make_contiguous(inner)
-        take_first_workers(inner.buffers())
+        take_first_workers(plain_buffers(inner).values())
         # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(

@@ -18,7 +18,7 @@ from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
 from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.trainer.buffers import first_workers_buffers, take_first_workers
+from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -45,7 +45,7 @@ class FsdpEngine(TorchEngine):
         # FSDP refuses any other weights.
         make_contiguous(self.inner)
         # A worker may have drawn other ones, and FSDP sends none.
-        take_first_workers((*self.inner.parameters(), *self.inner.buffers()), workers.device)
+        take_first_workers((*self.inner.parameters(), *plain_buffers(self.inner).values()), workers.device)
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := with_statistics(self.inner)):
