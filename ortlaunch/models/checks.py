@@ -136,7 +136,7 @@ def _refuse_shared_memory(model: nn.Module) -> None:
     for weights in together.values():
         if all(not weight.requires_grad for _, weight in weights) or (len(weights) == 1 and is_dense(weights[0][1])):
             continue
-        # The name of the weight that has each element of the memory; weights have no values while a run is estimated.
+        # Which weight has each element of the memory; in numpy, since torch has no values while a run is estimated.
         owners = np.zeros(weights[0][1].untyped_storage().nbytes() // weights[0][1].element_size(), dtype=np.int32)
         for number, (path, weight) in enumerate(weights, start=1):
             steps = [step * owners.itemsize for step in weight.stride()]

@@ -12,12 +12,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def close_gaps(model: nn.Module) -> None:
-    """Gives weights that have gaps in memory, as a part of a larger tensor has, contiguous memory of their own.
+    """Gives trained weights that have gaps in memory, as a part of a larger tensor has, contiguous memory of their own.
 
     torch's fused optimizers on the CPU go through the memory from end to end, and would update the wrong elements.
     """
     for weight in model.parameters():
-        if not is_dense(weight):
+        if weight.requires_grad and weight.layout is torch.strided and not is_dense(weight):
             weight.data = weight.data.contiguous()
 
 
