@@ -30,8 +30,8 @@ from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
+from ortlaunch.trainer.buffers import plain_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
-from ortlaunch.trainer.checkpoint.own_buffers import plain_buffers
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.seeds import make_deterministic

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.models.strides import is_dense
 
 _WRAPPERS = {
     "ORTModule": ("onnxruntime", "torch_ort"),
@@ -36,7 +40,8 @@ def check_model(model: object) -> None:
 
     Raises:
         RequestError: the model is no torch.nn.Module, has no trainable registered parameter or one without a size,
-            keeps trainable weights where PyTorch does not see them, or it or one of its modules is already wrapped.
+            keeps trainable weights where PyTorch does not see them or in memory of other weights, or it or one of its
+            modules is already wrapped.
     """
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -48,6 +53,7 @@ def check_model(model: object) -> None:
     _refuse_hidden_weights(model)
     _refuse_lazy_weights(model)
     _refuse_untrainable(model)
+    _refuse_shared_memory(model)
 
 
 def _refuse_wrapper(module: nn.Module, place: str) -> None:
@@ -126,6 +132,36 @@ def _refuse_untrainable(model: nn.Module) -> None:
             f"the model {type(model).__name__} has no trainable parameter: all {len(parameters)} have "
             "requires_grad=False"
         )
+
+
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Refuses weights that are one in memory alone: a sharding trainer, or a move to a GPU, would part them."""
+    together: defaultdict[tuple[int, torch.dtype], list[tuple[str, nn.Parameter]]] = defaultdict(list)
+    for path, weight in model.named_parameters():
+        if weight.layout is torch.strided:
+            together[weight.untyped_storage()._cdata, weight.dtype].append((path, weight))
+    for weights in together.values():
+        if all(not weight.requires_grad for _, weight in weights) or (len(weights) == 1 and is_dense(weights[0][1])):
+            continue
+        # Which weight has each element of the memory; in numpy, since torch has no values while a run is estimated.
+        owners = np.zeros(weights[0][1].untyped_storage().nbytes() // weights[0][1].element_size(), dtype=np.int32)
+        for number, (path, weight) in enumerate(weights, start=1):
+            steps = [step * owners.itemsize for step in weight.stride()]
+            place = np.lib.stride_tricks.as_strided(owners[weight.storage_offset() :], weight.shape, steps)
+            if place.any():
+                other = weights[int(place.max()) - 1][0]
+                raise RequestError(
+                    f"the model's weights '{other}' and '{path}' lie in the same memory, and would be parted by a "
+                    "move to a GPU and by trainers that shard weights: give both names the same torch.nn.Parameter, "
+                    "or one of them a .clone()"
+                )
+            place[...] = number
+            if np.count_nonzero(owners == number) < weight.numel():
+                raise RequestError(
+                    f"several elements of the model's weight '{path}' lie in the same memory, as expand() leaves them, "
+                    "and cannot be trained: make it a torch.nn.Parameter before it is expanded, and expand it in "
+                    "forward"
+                )
 
 
 def check_precision(model: nn.Module) -> None:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ortlaunch.models.strides import is_own
+
+
+def plain_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers by name, without those that are no dense tensor (sparse, quantized, sharded)."""
+    return {
+        name: value
+        for name, value in model.named_buffers()
+        if value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+        and not isinstance(value, DTensor)
+    }
 
 
 def put(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -> None:
@@ -21,7 +36,7 @@ def put(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -
     """
     present = dict(model.named_buffers()).get(name)
     with torch.no_grad():
-        if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype) and _is_own(present):
+        if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype) and is_own(present):
             present.copy_(value)
             return
         path, _, leaf = name.rpartition(".")
@@ -34,10 +49,22 @@ def put(model: nn.Module, name: str, value: torch.Tensor, *, persistent: bool) -
             module.register_buffer(leaf, here, persistent=persistent)
 
 
-def take_first_workers_buffers(model: nn.Module) -> None:
-    """Gives all workers the first one's buffers; every worker must call it."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, 0)
+@torch.no_grad()
+def take_first_workers(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> None:
+    """Gives all workers the first one's values of tensors; every worker must call it.
+
+    Args:
+        tensors: of any strides, also views of each other's memory.
+        device: where the workers exchange; None for each tensor's own device.
+    """
+    for tensor in tensors:
+        part = _once(tensor.detach())
+        # A collective goes through the memory from end to end, where a view has other tensors, or other workers' rows.
+        whole = part.to(device).contiguous()
+        # As bytes, since gloo does not know every dtype.
+        dist.broadcast(whole.view(-1).view(torch.uint8), 0)
+        if whole is not part:
+            part.copy_(whole)
 
 
 @contextlib.contextmanager
@@ -46,19 +73,26 @@ def first_workers_buffers(model: nn.Module) -> Iterator[None]:
 
     Afterwards a buffer that differed has this worker's value again: training may read it.
     """
-    own: dict[str, torch.Tensor] = {}
-    for name, buffer in model.named_buffers():
-        before = buffer.detach().clone()
-        dist.broadcast(buffer, 0)
-        if not torch.equal(before, buffer):
-            own[name] = before
+    buffers = plain_buffers(model)
+    # All of them first: one may be in the memory of another.
+    before = {name: _once(buffer.detach()).clone() for name, buffer in buffers.items()}
+    take_first_workers(buffers.values())
+    own = {name: value for name, value in before.items() if not torch.equal(value, _once(buffers[name]))}
+    del before
     try:
         yield
     finally:
+        present = plain_buffers(model)
         for name, value in own.items():
-            put(model, name, value, persistent=True)
+            if present.get(name) is buffers[name]:
+                _once(buffers[name].detach()).copy_(value)
+            else:
+                put(model, name, value.expand_as(buffers[name]), persistent=True)
 
 
-def _is_own(buffer: torch.Tensor) -> bool:
-    """Whether each element has memory of its own, so that it can be written."""
-    return all(step != 0 or size < 2 for size, step in zip(buffer.shape, buffer.stride(), strict=True))
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without the repetitions of its elements that `expand` makes."""
+    for dimension, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor

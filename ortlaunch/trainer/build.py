@@ -21,7 +21,7 @@ from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
-from ortlaunch.trainer.buffers import take_first_workers_buffers
+from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
@@ -188,7 +188,7 @@ def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) ->
         built.buffers.load(start.buffers)
         if start.workers != context.workers.world_size > 1:
             # DeepSpeed may have given each worker those of the worker that it reads from.
-            take_first_workers_buffers(built.model)
+            take_first_workers(plain_buffers(built.model).values())
     return Restored(wrapped, {**startup, "startup/build_seconds": time.perf_counter() - context.entered})
 
 

@@ -16,6 +16,7 @@ from ortlaunch.data.position import Position
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.registry import construct
+from ortlaunch.models.strides import close_gaps
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.ranges import out_of_range
@@ -69,6 +70,7 @@ def build_seeded(config: Config) -> torch.nn.Module:
     """
     model = construct_seeded(config)
     check_model(model)
+    close_gaps(model)
     return model
 
 

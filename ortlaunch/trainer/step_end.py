@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ortlaunch.base.errors import TrainingError
@@ -98,6 +99,16 @@ class StepEnd:
         if self.stopped_at is not None:
             must_be_written(written)
 
+    def give_up(self, seconds: float) -> None:
+        """After a failure: waits for the checkpoint that is being written, from which the run can go on.
+
+        Args:
+            seconds: the longest wait.
+        """
+        # Its own failure, as where another worker has died, must not hide what ends the run.
+        with contextlib.suppress(Exception):
+            self._report(self._wait(seconds))
+
     def _save(self, step: int, eval_loss: float | None, refusal: str, *, is_last: bool) -> None:
         begin = time.perf_counter()
         # The saver would wait for the earlier checkpoint, too, but without pausing the watch.
@@ -125,10 +136,10 @@ class StepEnd:
         # The time of a checkpoint belongs to no step.
         self._recorder.restart_clock()
 
-    def _wait(self) -> list[Written]:
+    def _wait(self, seconds: float | None = None) -> list[Written]:
         """Waits for the checkpoint that is being written; a slow disk is no reason for the watch to end the run."""
         with self._watch.paused():
-            return self._saver.wait()
+            return self._saver.wait(seconds)
 
     def _report(self, written: list[Written]) -> None:
         if self._journal is None:

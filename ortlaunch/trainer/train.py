@@ -48,19 +48,23 @@ def train(context: RunContext, observed: Observed) -> Trained:
     step_end = _step_end(context, observed, feed, stop)
     stop.listen()
     context.system.sampler.start()
-    run_steps(
-        parts.engine,
-        feed,
-        context.config.train,
-        context.workers.device,
-        recorder,
-        step_end,
-        partial(_first_step_done, context, parts, recorder),
-        observed.evaluation,
-        start_step=parts.start.step,
-        profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
-        backend=parts.backend,
-    )
+    try:
+        run_steps(
+            parts.engine,
+            feed,
+            context.config.train,
+            context.workers.device,
+            recorder,
+            step_end,
+            partial(_first_step_done, context, parts, recorder),
+            observed.evaluation,
+            start_step=parts.start.step,
+            profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
+            backend=parts.backend,
+        )
+    except BaseException:
+        step_end.give_up(context.config.launcher.grace_seconds)
+        raise
     context.system.sampler.stop()
     step_end.finish()
     parts.loader.close()

@@ -151,12 +151,15 @@ class Bad(torch.nn.Module):
 def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(train, tmp_path: Path, words):
     (tmp_path / "bad.py").write_text(BAD_MODEL)
     model = ("model=factory", "model.target=bad:Bad", "data=digits", "backend=eager", "tracking=none")
-    result = train(tmp_path, *model, *words, "train.steps=40", "train.log_every=10")
+    result = train(tmp_path, *model, *words, "train.steps=40", "train.log_every=10", "train.checkpoint_every=4")
     assert result.status == "FAILED" and not result.is_request
     assert "the loss is not finite at step 5 on rank 1; the weights are those before it" in result.error
     # At once where it costs nothing to know, at the next log step in fp16.
     logged = [step for step in result.losses if step > 3]
     assert logged == []
+    # The checkpoint that was being written meanwhile is complete.
+    assert list(result.series("checkpoint/write_seconds")) == [4]
+    assert (result.run_dir / "checkpoints" / "step-00000004" / "run.json").is_file()
 
 
 def test_a_model_that_cannot_recompute_is_refused_with_the_way_out(train, tmp_path: Path):

@@ -163,3 +163,26 @@ def test_weights_in_half_precision_are_refused_where_they_are_trained() -> None:
     model.inner.requires_grad_(True)  # type: ignore[union-attr]
     with pytest.raises(RequestError, match=r"'inner\.weight' is in bfloat16.*dtype=torch\.float32"):
         check_precision(model)
+
+
+def parts(*, overlap: int) -> Holder:
+    """Two weights that are parts of one tensor, with some rows in common."""
+    model, memory = Holder(), torch.randn(4, 4)
+    model.a, model.b = nn.Parameter(memory[:2, :3]), nn.Parameter(memory[2 - overlap :, 1:])
+    return model
+
+
+def test_weights_in_one_memory() -> None:
+    check_model(parts(overlap=0))
+    with pytest.raises(RequestError, match=r"weights 'a' and 'b' lie in the same memory.*\.clone\(\)"):
+        check_model(parts(overlap=1))
+    frozen = parts(overlap=1).requires_grad_(False)
+    frozen.own.requires_grad_(True)
+    check_model(frozen)
+
+
+def test_a_weight_on_top_of_itself() -> None:
+    model = Holder()
+    model.own.weight = nn.Parameter(torch.ones(2, 1).expand(2, 2))
+    with pytest.raises(RequestError, match=r"'own\.weight' lie in the same memory.*expand it in forward"):
+        check_model(model)

@@ -137,32 +137,43 @@ class Normed(nn.Module):
 
 
 class Average(nn.Module):
-    """A running average of what it saw, which its result depends on."""
+    """A running average of what it saw, which its result depends on, in a part of a larger tensor."""
 
     def __init__(self):
         super().__init__()
         self.scale = nn.Linear(D, D)
-        self.register_buffer("seen", torch.zeros(D))
+        self.register_buffer("seen", torch.zeros(2 * D)[::2])
 
     def forward(self, x):
         if self.training:
-            self.seen = 0.5 * self.seen + 0.5 * x.detach().reshape(-1, D).mean(0)
-        return x + torch.tanh(self.scale(x - self.seen))
+            self.seen.mul_(0.5).add_(0.5 * x.detach().reshape(-1, D).mean(0))
+        return x + torch.tanh(self.scale(x - self.seen.clone()))
 
 
 class Parts(nn.Module):
-    """Buffers that are parts of one tensor, and one that is broadcast."""
+    """Buffers that are parts of one tensor."""
 
     def __init__(self):
         super().__init__()
         both = torch.linspace(-1, 1, 2 * D)
         self.register_buffer("low", both[:D])
         self.register_buffer("high", both[D:])
-        self.register_buffer("same", torch.ones(1).expand(D))
         self.mix = nn.Linear(D, D)
 
     def forward(self, x):
-        return torch.tanh(self.mix(x * self.low + self.high) * self.same)
+        return torch.tanh(self.mix(x * self.low + self.high))
+
+
+class Expanded(nn.Module):
+    """A buffer whose elements are one in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("same", torch.full((1,), 0.5).expand(D))
+        self.mix = nn.Linear(D, D)
+
+    def forward(self, x):
+        return torch.tanh(self.mix(x) * self.same)
 
 
 class OwnGenerator(nn.Module):
@@ -249,6 +260,7 @@ PARTS = (
     "Normed",
     "Average",
     "Parts",
+    "Expanded",
     "OwnGenerator",
     "Penalty",
 )
@@ -298,9 +310,8 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
     decay = dice.choice((0.0, 0.1))
     momentum = dice.choice((None, None, 0, 0.9))
     banned = set(_WITHOUT_ORT if backend != "eager" else ())
-    if trainer.startswith("zero"):
-        # Refused.
-        banned.add("Turns")
+    # Refused.
+    banned |= {"Turns"} if trainer.startswith("zero") else set()
     if trainer.startswith("zero") and decay:
         banned.add("Unused")
     parts = tuple(dice.sample([part for part in PARTS if part not in banned], dice.choice((1, 2, 3))))

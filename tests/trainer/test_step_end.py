@@ -40,6 +40,7 @@ class Saver:
         self.kept: list[bool] = []
         self.refusals: list[str] = []
         self.paused: list[bool] = []
+        self.longest: float | None = None
         self._watch = watch
         self._error = error
         self._is_writing = False
@@ -47,7 +48,8 @@ class Saver:
     def ended(self) -> list[Written]:
         return []
 
-    def wait(self) -> list[Written]:
+    def wait(self, seconds: float | None = None) -> list[Written]:
+        self.longest = seconds
         if not self._is_writing:
             return []
         self._is_writing = False
@@ -90,6 +92,17 @@ def test_a_disk_that_is_slower_than_the_steps_is_waited_for() -> None:
         assert step_end.run(step) is False
     assert saver.saved == [1, 2, 3]
     assert saver.paused == [True, True]
+
+
+def test_a_failure_waits_for_the_checkpoint_and_stays_what_it_is() -> None:
+    watch = Watch()
+    saver = Saver(watch)
+    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
+    step_end.run(1)
+    step_end.give_up(7.0)
+    assert (saver.paused, saver.longest) == ([True], 7.0)
+    saver.wait = lambda seconds=None: 1 / 0  # type: ignore[method-assign, assignment]
+    step_end.give_up(7.0)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

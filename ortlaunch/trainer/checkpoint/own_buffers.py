@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ortlaunch.trainer import buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
@@ -51,7 +50,7 @@ class OwnBuffers:
         persistent = set(_persistent(self._model))
         found = {
             name: {"value": value, "persistent": name in persistent, "shape": self.shapes.get(name)}
-            for name, value in plain_buffers(self._model).items()
+            for name, value in buffers.plain_buffers(self._model).items()
             if all_of_them or name not in self._in_state
         }
         copied: Saved = to_host(found, shared=shared, memory=memory)
@@ -70,14 +69,14 @@ class OwnBuffers:
         """At its end, the buffers that are in no state dict are again what they were at its beginning."""
         before = {name: value.detach().clone() for name, value in self._outside().items()}
         yield
-        after = plain_buffers(self._model)
+        after = buffers.plain_buffers(self._model)
         for name, value in before.items():
             if name not in after or not torch.equal(after[name], value):
                 buffers.put(self._model, name, value, persistent=False)
 
     def _outside(self) -> dict[str, torch.Tensor]:
         """The buffers that are in no state dict."""
-        return {name: value for name, value in plain_buffers(self._model).items() if name not in self._in_state}
+        return {name: value for name, value in buffers.plain_buffers(self._model).items() if name not in self._in_state}
 
     def load(self, saved: Saved) -> None:
         """Gives the model's buffers what was saved of them."""
@@ -100,18 +99,6 @@ def digest(value: torch.Tensor) -> str:
     state = hashlib.blake2b(f"{value.dtype} {tuple(value.shape)}".encode(), digest_size=16)
     state.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()
-
-
-def plain_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers by name, without those that are no dense tensor (sparse, quantized, sharded)."""
-    return {
-        name: value
-        for name, value in model.named_buffers()
-        if value.layout is torch.strided
-        and not value.is_quantized
-        and not value.is_meta
-        and not isinstance(value, DTensor)
-    }
 
 
 def _persistent(model: nn.Module) -> Iterator[str]:

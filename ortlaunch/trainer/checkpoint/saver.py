@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -119,10 +119,14 @@ class Saver:
         """The result of the last checkpoint, which is returned once; empty while it is being written."""
         return self.wait() if self._pending is not None and self._pending.done() else []
 
-    def wait(self) -> list[Written]:
-        """Waits for the last checkpoint and returns its result; empty if a call has returned it already."""
+    def wait(self, seconds: float | None = None) -> list[Written]:
+        """Waits for the last checkpoint and returns its result; empty if a call has returned it already.
+
+        Args:
+            seconds: the longest wait, after which nothing is returned; None for any.
+        """
         pending, self._pending = self._pending, None
-        return [pending.result()] if pending is not None else []
+        return [pending.result()] if pending is not None and wait([pending], seconds).done else []
 
     def _copied_buffers(self, shared: bool) -> Saved:
         """Copies of the buffers that this worker may have to save beside the engine's state."""

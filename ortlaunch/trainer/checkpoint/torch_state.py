@@ -92,7 +92,7 @@ def restore(
         The further state that `snapshot` got as `rest`.
     """
     state = model.state_dict(keep_vars=True)
-    tensors = read_tensors(folder, group, {name: value for name, value in state.items() if isinstance(value, DTensor)})
+    tensors = read_tensors(folder, group, state)
     rest = reading.load(folder / _REST)
     known = {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
     model.load_state_dict(_filled(known, state))
@@ -106,34 +106,34 @@ def restore(
 
 
 def read_tensors(
-    folder: Path, group: dist.ProcessGroup | None, sharded: Mapping[str, DTensor] | None = None
+    folder: Path, group: dist.ProcessGroup | None, model: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
     """Reads all tensors of a written snapshot.
 
     Args:
         folder: the folder of the snapshot.
         group: the process group of the workers that read together; None for a single process.
-        sharded: the model's sharded parameters by name. A worker reads only its shards of them and of their optimizer
-            state, to the parameters' device. All other tensors are read whole to host memory.
+        model: the model's parameters and buffers by name. What has a parameter's shape gets its strides, since torch's
+            fused optimizers go through the memory of both alike. A worker reads only its shards of sharded parameters
+            and of their optimizer state, to the parameters' device. All other tensors are read to host memory.
     """
     reader = reading.Reader(folder / _TENSORS)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
-        key: _room(key, entry, sharded or {})
-        for key, entry in stored.items()
-        if isinstance(entry, TensorStorageMetadata)
+        key: _room(key, entry, model or {}) for key, entry in stored.items() if isinstance(entry, TensorStorageMetadata)
     }
     load(tensors, storage_reader=reader, process_group=group)
     return tensors
 
 
-def _room(key: str, entry: TensorStorageMetadata, sharded: Mapping[str, DTensor]) -> torch.Tensor:
-    """An empty tensor to read a stored one into. It is sharded like its parameter if both have the same shape."""
+def _room(key: str, entry: TensorStorageMetadata, model: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """An empty tensor to read a stored one into, laid out and sharded like its parameter if both have one shape."""
     name = key.removeprefix(_MODEL) if key.startswith(_MODEL) else key.removeprefix(_OPTIMIZER).rpartition("/")[0]
-    parameter = sharded.get(name)
+    parameter = model.get(name)
     if parameter is None or parameter.shape != entry.size:
         return torch.empty(entry.size, dtype=entry.properties.dtype)
-    return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype)
+    device = parameter.device if isinstance(parameter, DTensor) else "cpu"
+    return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype, device=device)
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

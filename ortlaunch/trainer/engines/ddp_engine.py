@@ -16,6 +16,7 @@ from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
+from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
 from ortlaunch.trainer.engine import no_weight
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -97,10 +98,9 @@ class DdpEngine(TorchEngine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        if self._module.modules_buffers:
-            # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP
-            # does before a forward in training. They then evaluate the model that checkpoints and weights hold.
-            self._module._sync_buffers()
+        # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP does
+        # before a forward in training. They then evaluate the model that checkpoints and weights hold.
+        take_first_workers(plain_buffers(self.inner).values())
         with super().evaluating():
             yield
 

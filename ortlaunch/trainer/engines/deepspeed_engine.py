@@ -18,9 +18,10 @@ from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.checks import refuse_kinds
 from ortlaunch.models.modes import evaluation
+from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task, weighed, with_gradient
 from ortlaunch.trainer import shared_memory
-from ortlaunch.trainer.buffers import first_workers_buffers
+from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine, no_weight
@@ -76,6 +77,9 @@ class DeepSpeedEngine(Engine):
         if config.train.precision is not Precision.fp32:
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
+        # DeepSpeed cannot send other weights to the other workers, and sends no buffers.
+        make_contiguous(inner)
+        take_first_workers(plain_buffers(inner).values())
         # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer), _scalars_broadcast(inner):
             self._engine, _, _, _ = deepspeed.initialize(

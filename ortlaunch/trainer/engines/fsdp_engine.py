@@ -18,8 +18,9 @@ from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.fsdp import FsdpConfig
 from ortlaunch.models.blocks import Blocks, repeated_blocks
 from ortlaunch.models.checks import refuse_kinds
+from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.trainer.buffers import first_workers_buffers
+from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -50,6 +51,10 @@ class FsdpEngine(TorchEngine):
         if workers.device.type == "cpu":
             fsdp_compat.complete()
         refuse_kinds(self.inner, "trainer=fsdp", "complex", "empty", "scalar")
+        # FSDP refuses any other weights.
+        make_contiguous(self.inner)
+        # A worker may have drawn other ones, and FSDP sends none.
+        take_first_workers((*self.inner.parameters(), *plain_buffers(self.inner).values()), workers.device)
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := with_statistics(self.inner)):
