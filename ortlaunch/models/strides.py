@@ -8,7 +8,7 @@ from torch import nn
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill its part of the memory without gaps and overlaps, in any order of dimensions."""
-    return torch.empty_like(tensor).stride() == tensor.stride()
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def is_own(tensor: torch.Tensor) -> bool:
