@@ -12,7 +12,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def is_own(tensor: torch.Tensor) -> bool:
-    """Whether each element has memory of its own, as those of an expanded tensor have not, so that it can be written."""
+    """Whether each element has memory of its own, so that it can be written; those of an expanded tensor have not."""
     return all(step != 0 or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -20,6 +20,7 @@ def close_gaps(model: nn.Module) -> None:
     """Gives trained weights that have gaps in memory, as a part of a larger tensor has, contiguous memory of their own.
 
     torch's fused optimizers on the CPU go through the memory from end to end, and would update the wrong elements.
+    Expanded buffers get it too: they can be neither sent to other workers nor loaded from a checkpoint.
     """
     for weight in model.parameters():
         if weight.requires_grad and weight.layout is torch.strided and not is_dense(weight):
