@@ -39,6 +39,9 @@ def scatters(rng: random.Random) -> dict[str, Case]:
         "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
         "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
         "assigned_behind_whole_dimensions": Case(_assigned, both, index),
+        "assigned_column": Case(_assigned_column, both, index),
+        "without_diagonal": Case(lambda a: a.masked_fill(torch.eye(4, dtype=torch.bool), 2.0), [(4, 4)]),
+        "gathered_by_full": Case(lambda a: a.gather(1, torch.full((a.shape[0], 1, 4), 2)), [(5, 4)]),
         "diagonal": Case(lambda a: (a[0] * 1.0).fill_diagonal_(0.5) * a, [(5, 4)]),
         "index_put": Case(
             lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
@@ -52,6 +55,13 @@ def _assigned(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
     result = a * 1.0
     result[..., [0, 3]] = a[..., [1, 2]] * 2
     result[:, [1, 2]] = b[:, :2]
+    return result
+
+
+def _assigned_column(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
+    result = a * 1.0
+    result[:, 3] = b[:, 0]
+    result[:, :, 1] = a[:, :, 0] * 2
     return result
 
 
