@@ -266,6 +266,7 @@ def powers(rng: random.Random) -> dict[str, Case]:
         "pow_of_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[0]),
         "pow_by_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[1]),
         "pow_zero": Case(lambda a, b: functional.relu(a - 0.5) ** (b + 1), pair, positive=True),
+        "pow_of_a_norm": Case(lambda a: a * a.norm(2) ** 2 * 0.1),
         "prelu": Case(lambda x, layer: layer(x), modules=[nn.PReLU(5)]),
     }
     names = ["tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "atanh", "expm1", "erfc", "erfinv", "lgamma"]
