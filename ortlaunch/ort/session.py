@@ -286,6 +286,7 @@ def _prepare(
         with modes.kept(module), modes.only_set(module):
             wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
         _open_one_session(wrapped)
+        _gather_in_place(wrapped)
         # Every constructor registers ORTModule's own symbolics, so ours come after it. The first forward exports.
         symbolics.register()
         if torch_kernels:
@@ -315,6 +316,16 @@ def _open_one_session(wrapped: torch.nn.Module) -> None:
     chooses = manager._runtime_options.memory_optimization_level != _MemoryOptimizationLevel.USER_SPECIFIED
     if not chooses and manager._debug_options.logging.log_level >= LogLevel.WARNING:
         manager._runtime_inspector.memory_ob._is_enabled = False
+
+
+def _gather_in_place(wrapped: torch.nn.Module) -> None:
+    """Keeps onnxruntime 1.19.2 from taking parts of a tensor before the operators that it is computed by.
+
+    After ``(a @ b)[..., 0]`` a further part of one element gets another rank, and the session does not open, or the
+    process dies. Our calls of PyTorch end such a way up, so that graphs of transformers are the same without it.
+    """
+    if (manager := training_manager(wrapped)) is not None:
+        manager._runtime_options.enable_compute_optimizer = False
 
 
 @contextlib.contextmanager

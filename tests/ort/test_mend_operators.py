@@ -39,6 +39,9 @@ def scatters(rng: random.Random) -> dict[str, Case]:
         "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
         "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
         "assigned_behind_whole_dimensions": Case(_assigned, both, index),
+        "assigned_column": Case(_assigned_column, both, index),
+        "without_diagonal": Case(lambda a: a.masked_fill(torch.eye(4, dtype=torch.bool), 2.0), [(4, 4)]),
+        "gathered_by_full": Case(lambda a: a.gather(1, torch.full((a.shape[0], 1, 4), 2)), [(5, 4)]),
         "diagonal": Case(lambda a: (a[0] * 1.0).fill_diagonal_(0.5) * a, [(5, 4)]),
         "index_put": Case(
             lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
@@ -52,6 +55,13 @@ def _assigned(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
     result = a * 1.0
     result[..., [0, 3]] = a[..., [1, 2]] * 2
     result[:, [1, 2]] = b[:, :2]
+    return result
+
+
+def _assigned_column(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
+    result = a * 1.0
+    result[:, 3] = b[:, 0]
+    result[:, :, 1] = a[:, :, 0] * 2
     return result
 
 
@@ -256,6 +266,7 @@ def powers(rng: random.Random) -> dict[str, Case]:
         "pow_of_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[0]),
         "pow_by_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[1]),
         "pow_zero": Case(lambda a, b: functional.relu(a - 0.5) ** (b + 1), pair, positive=True),
+        "pow_of_a_norm": Case(lambda a: a * a.norm(2) ** 2 * 0.1),
         "prelu": Case(lambda x, layer: layer(x), modules=[nn.PReLU(5)]),
     }
     names = ["tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "atanh", "expm1", "erfc", "erfinv", "lgamma"]

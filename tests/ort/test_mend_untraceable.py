@@ -87,3 +87,19 @@ def test_what_differentiates_in_forward_is_refused_with_its_line(to_ort: Wrap, c
         RequestError, match=rf"`return torch.func.* at \S*{re.escape(Path(__file__).name)}:\d+ computes"
     ):
         to_ort(Net(compute))(torch.randn(3, 4))
+
+
+def rounded(net: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return net.plain(x)
+
+
+def unrounded(net: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        return net.plain(x)
+
+
+def test_fewer_bits_in_forward_are_refused_on_the_cpu_with_their_line(to_ort: Wrap) -> None:
+    to_ort(Net(unrounded))(torch.randn(3, 4))
+    with pytest.raises(RequestError, match=r'`with torch.autocast\("cpu", torch.bfloat16\):` at .* in bfloat16'):
+        to_ort(Net(rounded))(torch.randn(3, 4))

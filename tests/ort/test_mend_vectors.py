@@ -45,6 +45,11 @@ PRODUCTS: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]], tu
     "addmv, number": (lambda x, b, w: torch.addmv(b, x, w, alpha=-1), [(1,), (5,)], (4,)),
     "addbmm": (lambda x, b, w: torch.addbmm(b, x, w), [(3, 2), (4, 5, 2)], (4, 3)),
     "addbmm, scaled": (lambda x, b, w: torch.addbmm(b, x, w, beta=0.5, alpha=3), [(2,), (4, 5, 2)], (4, 3)),
+    "column of a product": (
+        lambda x, w: torch.linalg.cross((w @ x[:, :3, None])[..., 0], x[:, 2:]),
+        [(4, 3, 3)],
+        (4,),
+    ),
     "addr": (lambda x, b, w: torch.addr(x, b, w, beta=0.5), [(4,), (5,)], (4,)),
 }
 

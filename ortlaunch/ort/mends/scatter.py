@@ -13,6 +13,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -77,6 +78,11 @@ def _put(base: Tensor, values: Tensor, given: list[Tensor], *, accumulate: bool)
     # A mask stands for several dimensions.
     while indices and indices[-1] is None:
         indices.pop()
+    if all(x is not None and x.dtype != torch.bool for x in indices):
+        # The exporter writes ``x[:, 3] = y`` so, with a dimension of size 1 that y does not have.
+        places = torch.broadcast_shapes(*(x.shape for x in indices if x is not None))
+        shape = (*places, *base.shape[len(indices) :])
+        values = values.reshape(shape) if values.numel() == math.prod(shape) else values
     # Not the method, which takes no None.
     result: Tensor = torch.ops.aten.index_put(base, indices, values, accumulate)
     return result

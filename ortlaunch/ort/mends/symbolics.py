@@ -38,6 +38,8 @@ from ortlaunch.ort.mends.values import cast, number
 _OPSET = 17
 _NO_REDUCTION, _MEAN = 0, 1
 """How a loss is reduced, by ATen's numbers; 2 is a sum."""
+_FLOAT = 6
+"""The number of fp32 among ATen's dtypes."""
 
 
 def register() -> None:
@@ -64,6 +66,8 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
     register_custom_op_symbolic("aten::linspace", _linspace, _OPSET)
+    register_custom_op_symbolic("aten::eye", _eye, _OPSET)
+    register_custom_op_symbolic("aten::full", _full, _OPSET)
     register_custom_op_symbolic("aten::squeeze", _squeeze, _OPSET)
     register_custom_op_symbolic("aten::roll", _roll, _OPSET)
     register_custom_op_symbolic("aten::tile", _tile, _OPSET)
@@ -219,6 +223,19 @@ def _linspace(g: Any, start: Any, end: Any, steps: Any, *_options: Any) -> Any:
     )
     step = g.op("Div", g.op("Sub", last, first), intervals)
     return cast(g, g.op("Add", first, g.op("Mul", places, step)), g.original_node.output())
+
+
+def _eye(g: Any, *arguments: Any) -> Any:
+    """Exports ``torch.eye`` of numbers, because onnxruntime has none of booleans."""
+    *sizes, _dtype, layout, device, pinned = arguments
+    of_floats = g.op("Constant", value_t=torch.tensor(_FLOAT))
+    made = exporters.symbolic("aten::eye")(g, *sizes, of_floats, layout, device, pinned)
+    return cast(g, made, g.original_node.output())
+
+
+def _full(g: Any, *arguments: Any) -> Any:
+    """Exports ``torch.full`` in the dtype of its number; the exporter takes fp32 if none is named."""
+    return cast(g, exporters.symbolic("aten::full")(g, *arguments), g.original_node.output())
 
 
 def _squeeze(g: Any, values: Any, dim: Any = None) -> Any:

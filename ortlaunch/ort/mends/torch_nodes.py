@@ -127,6 +127,8 @@ class Variant:
             result = self._compute(*leaves, *arguments[len(self.needed) :])
             if not (wanted and result.requires_grad):
                 return tuple(torch.zeros_like(leaf) for leaf in leaves)
+            # onnxruntime gives a number's gradient a dimension, behind a power for one.
+            grad = grad.reshape(result.shape)
             found = iter(torch.autograd.grad(result, wanted, grad, allow_unused=True, materialize_grads=True))
         return tuple(next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves)
 

@@ -6,6 +6,7 @@
 - ``max_unpool2d`` checks sizes, and takes no tensors for the results.
 - ``torch.set_grad_enabled`` takes no comparison of sizes, which is a tensor in a trace.
 - ``torch.func.grad``, ``vjp`` and ``jvp`` differentiate in forward, which a graph cannot: they are refused by name.
+- ``torch.autocast`` to fewer bits on the CPU, where ONNX Runtime lacks operators for them, is refused with its line.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from torch.utils import _pytree as pytree
 
 from ortlaunch.ort.mends.gradients import refuse_gradients
 from ortlaunch.ort.mends.members import Except
+from ortlaunch.ort.refusal import refusal
+from ortlaunch.ort.verify.reference import asking_place
+from ortlaunch.ort.verify.trace import location, statement_at
 
 
 @contextlib.contextmanager
@@ -36,6 +40,7 @@ def replaced() -> Iterator[None]:
         (torch, "cond", _chosen),
         (torch.set_grad_enabled, "__init__", partialmethod(_switched, torch.set_grad_enabled.__init__)),
         (torch, "_check_with", partial(_checked, torch._check_with)),
+        (torch.autocast, "__enter__", partialmethod(_entered, torch.autocast.__enter__)),
         # What the functions that differentiate call first.
         (graph, "disable_saved_tensors_hooks", refuse_gradients),
         (eager_transforms, "jvp_increment_nesting", refuse_gradients),
@@ -53,6 +58,17 @@ def replaced() -> Iterator[None]:
 def _switched(self: Any, original: Callable[..., None], mode: Any) -> None:
     """Switches gradients by the truth of a comparison, which is a tensor in a trace."""
     original(self, bool(mode))
+
+
+def _entered(self: Any, original: Callable[..., Any]) -> Any:
+    """Enters autocast, or refuses it."""
+    if self.device == "cpu" and self._enabled and self.fast_dtype is not torch.float32:
+        place = asking_place()
+        raise refusal(
+            f"`{statement_at(*place)}` at {location(place)} computes in {str(self.fast_dtype).removeprefix('torch.')}, "
+            "for which ONNX Runtime lacks operators on the CPU: use backend=eager or backend=compile"
+        )
+    return original(self)
 
 
 def _checked(original: Callable[..., None], error: type[Exception], cond: Any, message: Any) -> None:
