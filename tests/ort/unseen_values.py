@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -214,34 +213,6 @@ class Teacher(Net):
         return super().hidden(x) + self.teacher(x)
 
 
-WEIGHTS: list[type[Net]] = [
-    Pruned,
-    PrunedByList,
-    Quantized,
-    Normed,
-    Spectral,
-    SpectralData,
-    WeighedLoss,
-    GateByList,
-    CopiedInForward,
-    DeepCopied,
-    Alias,
-    AliasOfArray,
-    Listed,
-    Array,
-    Item,
-    Stored,
-    OnlyInGradients,
-    DataOfInput,
-    ClampedActivation,
-    ClampedResult,
-    AssignedActivation,
-    AveragedThroughData,
-    AveragedByAssignment,
-    Teacher,
-]
-
-
 class Queue(Net):
     """MoCo's queue of keys."""
 
@@ -378,15 +349,29 @@ class Counted(Net):
         return super().hidden(x)
 
 
-BUFFERS: list[type[Net]] = [
-    Queue,
-    Schedule,
-    SlowSchedule,
-    FirstBatch,
-    EveryFourth,
-    EveryFourthWrites,
-    RareTruth,
-    Codebook,
-    CumulativeMean,
-    Counted,
-]
+class PrunedByAlias(Alias):
+    def weight(self) -> Tensor:
+        return self.a.weight * (self.alias.abs() > 0.05)
+
+
+class QuantizedByAlias(Alias):
+    def weight(self) -> Tensor:
+        return self.a.weight + (torch.round(self.alias / 0.1) * 0.1 - self.alias)
+
+
+class DroppingQueue(Queue):
+    def hidden(self, x: Tensor) -> Tensor:
+        return F.dropout(super().hidden(x), 0.3)
+
+
+class Strict(Net):
+    """It takes no other weights than those that it was made with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", self.a.weight.detach().clone())
+
+    def weight(self) -> Tensor:
+        if (self.a.weight != self.first).any():
+            raise ValueError("other weights")
+        return self.a.weight
