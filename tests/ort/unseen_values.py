@@ -375,3 +375,15 @@ class Strict(Net):
         if (self.a.weight != self.first).any():
             raise ValueError("other weights")
         return self.a.weight
+
+
+class Bounded(Net):
+    """Python asks about a weight that is at the bound when the run starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        scale = self.scale if self.scale.max() < 1.1 else self.scale * 0
+        return super().hidden(x) * scale

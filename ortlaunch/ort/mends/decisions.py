@@ -138,11 +138,11 @@ class Decisions:
         if self.evaluates:
             self._compare_in_evaluation(values)
             return False
-        if values[0].is_cuda:
+        if values[0].is_cuda and _met is None:
             # The copies were made a step ago, so nothing waits here.
             values, self._copied = self._copied, [x.detach().to("cpu", non_blocking=True) for x in values]
         for decision, read in zip(self.all, values, strict=False):
-            value = read.detach().double()
+            value = read.detach().double().cpu()
             if not decision.differs(value):
                 continue
             if not _enforced:

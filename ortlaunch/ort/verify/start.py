@@ -136,8 +136,8 @@ def gradient_error(
     with same_random_numbers():
         state = ModelState(session.plain_model(wrapped))
         try:
-            errors = Gradients(wrapped, task, precision, state).errors(batch, WIDER)
-            return errors.gradients or (errors.buffers if with_buffers else None)
+            errors = Gradients(wrapped, task, precision, state).errors(batch, WIDER, with_buffers=with_buffers)
+            return errors.gradients or errors.buffers
         except (RequestError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -47,7 +47,9 @@ class ModelState:
                     buffer.copy_(value)
 
     def later(self) -> ModelState:
-        """Returns this state with the values that the buffers have now."""
+        """Returns this state with the values that the buffers have now; itself where none has moved."""
+        if not self.moved_buffers():
+            return self
         made = copy.copy(self)
         made._buffers = [
             (module, name, buffer, _later(module._buffers.get(name), value))
