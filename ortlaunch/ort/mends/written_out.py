@@ -29,7 +29,7 @@ class WritesOut(TorchFunctionMode):
             return func(*args, **named)
         if func is Tensor.sum_to_size:
             return _summed(*args, **named)
-        if func == Tensor.data.__get__:
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func in _SPLIT and not _is_empty(args[0]):
             return _split(*args, **named)

@@ -218,7 +218,7 @@ class Gradients:
     def _parts(self, far: list[TensorDifference], batch: Batch) -> Iterator[list[TensorDifference]]:
         """Divides what differs into parts of which copies take little memory."""
         sizes = {name: leaf.numel() for name, leaf in _leaves(self._plain, batch).items()}
-        _give_buffers(self._plain, lambda name, buffer: sizes.setdefault(name, buffer.numel()))
+        sizes |= {_BUFFER + name: buffer.numel() for name, buffer in self._plain.named_buffers()}
         most = _JUDGED * sum(sizes.values())
         part: list[TensorDifference] = []
         for one in far:
