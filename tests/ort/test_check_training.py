@@ -1211,7 +1211,7 @@ def test_gradients_that_cannot_be_computed_later_are_told_as_an_error(monkeypatc
     model = Sensitive()
     wrapped = trained(model)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("Non-zero status code returned while running ConvGrad node.")
 
     monkeypatch.setattr("ortlaunch.ort.verify.gradients.Gradients.errors", fail)
