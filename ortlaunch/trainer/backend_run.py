@@ -206,10 +206,10 @@ class OrtRun(BackendRun):
 
         # On a GPU, a step's values are read when the next one has begun.
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
-        unverified = decisions.take_unverified()
+        unverified, before = decisions.take_unverified()
         if not unverified or read is None:
             return self._check_after_evaluation(batch) or self._check_sizes(batch)
-        self._verify(unverified, read)
+        self._verify(unverified, read, before)
         return True
 
     def _check_after_evaluation(self, batch: Batch) -> bool:
@@ -219,7 +219,6 @@ class OrtRun(BackendRun):
         another evaluation they are compared if a `train()` of the model's own has changed what forward reaches.
         """
         from ortlaunch.ort import session
-        from ortlaunch.ort.mends import decisions
 
         if self._evaluated.count == self._evaluated_before:
             return False
@@ -235,7 +234,6 @@ class OrtRun(BackendRun):
         if not is_due and not self._mode_changes.found(model):
             return False
         error = self._gradient_error(batch) or self._read_from_evaluation(batch)
-        decisions.take_unverified()  # The comparison has computed the same values again.
         if error is not None:
             raise WrongGradientsError(
                 f"after an evaluation, {error}: in evaluation mode, forward changes a buffer that is not saved or a "
@@ -258,14 +256,11 @@ class OrtRun(BackendRun):
 
     def _check_sizes(self, batch: Batch) -> bool:
         """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
-        from ortlaunch.ort.mends import decisions
-
         has_new_sizes = is_new(sizes_of(batch), self._sizes)
         # With a graph for each block, there is no whole model to compare.
         if not has_new_sizes or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
             return False
         error = self._gradient_error(batch)
-        decisions.take_unverified()  # The comparison has computed the same values again.
         if error is not None:
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
             raise RequestError(
@@ -275,18 +270,21 @@ class OrtRun(BackendRun):
             )
         return True
 
-    def _verify(self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch) -> None:
-        """Compares the gradients of a batch with numbers in Python that no comparison stands for yet."""
-        from ortlaunch.ort.mends import decisions
+    def _verify(
+        self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch, before: dict[str, torch.Tensor]
+    ) -> None:
+        """Compares a batch with values in Python that no comparison stands for yet, from the buffers of before it."""
+        from ortlaunch.ort import session
+        from ortlaunch.ort.mends import buffers
 
         decision, value = unverified[0]
         # With a graph for each block, there is no whole model to compare.
-        error = "" if self._blocks else self._gradient_error(batch)
+        error: str | None = ""
+        if not self._blocks:
+            with buffers.set_back(session.plain_model(self._engine.inner), before):
+                error = self._gradient_error(batch)
         if error is not None:
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
-        for decision, value in unverified:
-            decision.verified.append(value)
-        decisions.forget_verified()  # The comparison has computed the same values again.
 
     def check_evaluated(self, batch: Batch) -> None:
         from ortlaunch.ort import session
@@ -330,7 +328,13 @@ class OrtRun(BackendRun):
 
         if self._task is None:
             return None
-        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
+        return gradient_error(
+            self._engine.inner,
+            self._task,
+            self._engine.precision_context,
+            self._given(batch),
+            with_buffers=Allow["stale_buffers"] not in self._cfg.allow,
+        )
 
     def _given(self, batch: Batch) -> Batch:
         """A batch as the model gets it: on its device, and in the dtypes of the engine."""

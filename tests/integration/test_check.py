@@ -40,7 +40,7 @@ class Averaging(Net):
         self.register_buffer("average", torch.zeros(32))
 
     def between(self, hidden, x):
-        self.average.data.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        self.average.data = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
         return hidden
 
 

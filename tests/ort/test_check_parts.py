@@ -128,7 +128,7 @@ class Counting(Net):
         self.register_buffer("mean", torch.zeros(8))
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        self.mean.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        self.mean.data = 0.9 * self.mean + 0.1 * x.detach().mean(0)
         return x
 
 

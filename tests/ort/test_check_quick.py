@@ -58,7 +58,7 @@ class Averaging(Net):
         self.register_buffer("average", torch.zeros(16))
 
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        self.average.data.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        self.average.data = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
         return hidden
 
 

@@ -86,8 +86,6 @@ def test_code_that_the_key_does_not_describe_is_seen_when_it_runs(monkeypatch: p
 
 
 UNSEEN: dict[str, Callable[[torch.nn.Module], Any]] = {
-    "data": lambda linear: linear.weight.data.sum(),
-    "data of a sum": lambda linear: linear.weight.sum().data,
     "torch.tensor": lambda linear: torch.tensor(linear.weight).sum(),
     "torch.tensor of a list": lambda linear: torch.tensor([linear.weight.sum(), 1.0]).sum(),
     "torch.as_tensor": lambda linear: torch.as_tensor([linear.weight.sum(), 1.0]).sum(),

@@ -1,6 +1,6 @@
 """Finds where a trace takes a tensor's values without a record of it, so that they become constants of the graph.
 
-`value_reads` finds the tensors that become Python values. Here are those that become other tensors: ``weight.data``,
+`value_reads` finds the tensors that become Python values. Here are those that become other tensors:
 ``torch.tensor(weight)`` and ``copy.deepcopy(weight)`` give the trace a tensor that it has never seen.
 """
 
@@ -31,19 +31,9 @@ def watch() -> Iterator[list[ValueRead]]:
     for owner, name in _TAKING:
         places.append((owner, name, name in vars(owner), getattr(owner, name)))
         setattr(owner, name, _watching(getattr(owner, name), reads))
-    base: Any = torch._C.TensorBase.data
-
-    def data(tensor: torch.Tensor) -> torch.Tensor:
-        _note((tensor,), reads)
-        value: torch.Tensor = base.__get__(tensor)
-        return value
-
-    of_tensors: Any = torch.Tensor
-    of_tensors.data = property(data, lambda tensor, value: base.__set__(tensor, value))
     try:
         yield reads
     finally:
-        del of_tensors.data
         for owner, name, was_its_own, original in reversed(places):
             if was_its_own:
                 setattr(owner, name, original)

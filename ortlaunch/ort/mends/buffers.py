@@ -7,7 +7,7 @@ the buffer after each forward. BatchNorm's buffers are updated by `ort.mends.sta
 Buffers that are not saved with the model (``persistent=False``) are constants of the graph. If a trace has changed
 some, the model is traced again with these as inputs. They are inputs of the graph for evaluation, too.
 
-What the trace does not see, such as a change through ``.data``, is no output. The check at a run's start finds it.
+What the trace does not see, such as ``buffer.data = value``, is no output. The check at a run's start finds it.
 """
 
 from __future__ import annotations

@@ -65,21 +65,6 @@ def counted(model: torch.nn.Module, repeated: set[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def entered() -> Iterator[list[None]]:
-    """Yields a list with an element for each checkpoint that is entered meanwhile."""
-    found: list[None] = []
-
-    @contextlib.contextmanager
-    def inside(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-        found.append(None)
-        with context:
-            yield
-
-    with _run_in(inside), without_reentrance():
-        yield found
-
-
-@contextlib.contextmanager
 def _run_in(inside: _Around) -> Iterator[None]:
     """Runs the first computation of each checkpoint, where it is to be repeated, in a context around its own."""
     original = getattr(checkpoint, _GENERATOR)

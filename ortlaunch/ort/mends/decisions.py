@@ -4,9 +4,10 @@ Such a tensor becomes a further output of the graph. What the graph computes for
 was in the trace. On a GPU it is copied without waiting, and compared in the next step. A value that comes from
 operators without an export is not watched; the check at the start compares what it leads to.
 
-A number may differ from batch to batch and decide nothing, for example one that is only logged. The check at the start
-sees that: the numbers differ and the outputs agree with PyTorch's. A later number can still decide something (`if
-length > 50`), so the gradients of its batch are compared with PyTorch's unless an earlier comparison stands for it.
+A value may differ from batch to batch, or with a buffer, and decide nothing, for example one that is only logged. The
+check at the start sees that: the values differ and the outputs agree with PyTorch's. A later one can still decide
+something (`if length > 50`), so gradients and buffers of its batch are compared with PyTorch's unless an earlier
+comparison stands for it.
 
 The graph for evaluation is not made at the start, and few of its batches are compared with PyTorch. There each change
 counts as such a number, and the loss of its batch is compared with PyTorch's.
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import RequestError
 from ortlaunch.ort.verify import value_reads
 from ortlaunch.ort.verify.trace import location, statement_at
@@ -37,7 +39,11 @@ _MOST_WHOLE = 32
 
 _enforced = False
 _unverified: list[tuple[Decision, Tensor]] = []
-"""Numbers of the last micro-batch for which no comparison stands."""
+"""Values of the last micro-batch for which no comparison stands."""
+_buffers: dict[str, Tensor] = {}
+"""The buffers that this micro-batch has moved, as it found them."""
+_met: list[tuple[Decision, Tensor]] | None = None
+"""Values that a comparison with PyTorch meets; None outside of one."""
 _unverified_in_evaluation: list[tuple[Decision, Tensor]] = []
 """The same of the last batches that were evaluated."""
 
@@ -55,8 +61,12 @@ class Decision:
     """What was read are whole numbers or truths."""
     by_chance: bool = False
     """It depends on random numbers alone, so that no comparison of a batch's results stands for another."""
+    varies: bool = False
+    """It had another value while the run started, and the run was not refused."""
     verified: list[Tensor] = field(default_factory=list)
-    """Other values with which the model's results agreed with PyTorch's, as fp64 on the CPU."""
+    """Other values with which gradients and buffers agreed with PyTorch's, as fp64 on the CPU."""
+    times: int = 0
+    """How often steps of training have met another value."""
 
     def differs(self, value: Tensor) -> bool:
         """Whether a step has computed another value."""
@@ -67,12 +77,15 @@ class Decision:
         return not torch.allclose(value, self.frozen, rtol=_TOLERANCE, atol=0.0, equal_nan=True)
 
     def stands_for(self, value: Tensor) -> bool:
-        """Whether an earlier comparison shows that this value decides nothing, if there was one.
+        """Whether earlier comparisons show that this value decides nothing.
 
         A number between two that were compared is on the same side of every bound as one of them and the other. Whole
-        numbers are compared one by one, until there were many.
+        numbers are compared one by one, until there were many. What a truth decides may matter only sometimes, so it is
+        compared when it has come the first, second, fourth time and so on.
         """
-        return self.as_bool or self.stands_for_number(value)
+        if self.as_bool:
+            return bool(self.verified) and not is_power_of_two(self.times)
+        return self.stands_for_number(value)
 
     def stands_for_number(self, value: Tensor) -> bool:
         """As `stands_for`, for what was read as a number."""
@@ -111,32 +124,38 @@ class Decisions:
     _copied: list[Tensor] = field(default_factory=list)
     """Values of the step before, on their way from a GPU."""
 
-    def compare(self, values: Sequence[Tensor]) -> None:
+    def compare(self, values: Sequence[Tensor]) -> bool:
         """Compares a step's values with the frozen ones.
 
+        Returns:
+            Whether there are unverified ones, which need the buffers of before the step: see `keep`.
+
         Raises:
-            RequestError: one differs, after `enforce`.
+            RequestError: one differs, after `enforce`, and has not differed before.
         """
         if not self.all:
-            return
+            return False
         if self.evaluates:
             self._compare_in_evaluation(values)
-            return
-        if values[0].is_cuda:
+            return False
+        if values[0].is_cuda and _met is None:
             # The copies were made a step ago, so nothing waits here.
             values, self._copied = self._copied, [x.detach().to("cpu", non_blocking=True) for x in values]
         for decision, read in zip(self.all, values, strict=False):
-            value = read.detach().double()
+            value = read.detach().double().cpu()
             if not decision.differs(value):
                 continue
             if not _enforced:
-                # The check at the start refuses the model if this value leads to other results.
-                if not decision.by_chance and len(decision.verified) < _MOST_WHOLE:
-                    decision.verified.append(value.clone())
-            elif not decision.verified:
+                decision.varies |= not decision.by_chance
+            elif not decision.varies:
                 raise RequestError(decision.change(value))
-            elif not decision.stands_for(value):
-                _unverified.append((decision, value.clone()))
+            if _met is not None:
+                _met.append((decision, value.clone()))
+            elif _enforced:
+                decision.times += 1
+                if not decision.stands_for(value):
+                    _unverified.append((decision, value.clone()))
+        return _met is None and bool(_unverified)
 
     def _compare_in_evaluation(self, values: Sequence[Tensor]) -> None:
         for decision, read in zip(self.all, values, strict=False):
@@ -153,15 +172,30 @@ def enforce() -> None:
     _enforced = True
 
 
+def keep(before: dict[str, Tensor]) -> None:
+    """Keeps the buffers from which the last micro-batch went out."""
+    global _buffers
+    _buffers = before
+
+
 @contextlib.contextmanager
-def not_noted() -> Iterator[None]:
-    """Forgets the decisions that a comparison with PyTorch meets."""
-    before = [(kept, list(kept)) for kept in (_unverified, _unverified_in_evaluation)]
+def not_noted() -> Iterator[list[tuple[Decision, Tensor]]]:
+    """Has no step compare the values that a comparison with PyTorch meets; yields those of training for `verify`."""
+    global _met
+    outer, in_evaluation = _met, list(_unverified_in_evaluation)
+    _met = []
     try:
-        yield
+        yield _met
     finally:
-        for kept, noted in before:
-            kept[:] = noted
+        _met = outer
+        _unverified_in_evaluation[:] = in_evaluation
+
+
+def verify(met: Sequence[tuple[Decision, Tensor]]) -> None:
+    """Notes values with which a comparison of gradients and buffers has ended well."""
+    for decision, value in met:
+        if not any(torch.equal(value, one) for one in decision.verified):
+            decision.verified.append(value)
 
 
 def take_unverified_in_evaluation() -> list[tuple[Decision, Tensor]]:
@@ -171,19 +205,19 @@ def take_unverified_in_evaluation() -> list[tuple[Decision, Tensor]]:
     return taken
 
 
-def take_unverified() -> list[tuple[Decision, Tensor]]:
+def take_unverified() -> tuple[list[tuple[Decision, Tensor]], dict[str, Tensor]]:
     """Returns the decisions whose values in the last micro-batch need a comparison, with the values, and forgets them.
 
     On a GPU these are the values of the micro-batch before the last.
+
+    Returns:
+        The decisions, and the buffers that the last micro-batch has moved as it found them.
     """
-    taken = list(_unverified)
+    global _buffers
+    taken, before = list(_unverified), _buffers
     _unverified.clear()
-    return taken
-
-
-def forget_verified() -> None:
-    """Forgets the values for which a comparison stands by now."""
-    _unverified[:] = [(decision, value) for decision, value in _unverified if not decision.stands_for(value)]
+    _buffers = {}
+    return taken, before
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ortlaunch.ort.mends import buffers, statistics
+from ortlaunch.ort.mends import buffers, decisions, statistics
 from ortlaunch.ort.mends.decisions import Decisions
 from ortlaunch.ort.refusal import refusal
 
@@ -37,12 +37,10 @@ class Outputs:
     rates: list[float] = field(default_factory=list)
     """The rates of dropout in the trace, in the order of its calls."""
 
-    def keep_values_before(self, model: torch.nn.Module) -> None:
-        """Copies the buffers that a forward is about to move, for `values_before`."""
-        kept = _values_before.get()
-        if kept is not None:
-            for name in (*statistics.buffers_of(model, self.batch_norms), *self.buffers):
-                kept.setdefault(name, model.get_buffer(name).clone())
+    def keep_values_before(self, model: torch.nn.Module, kept: dict[str, Tensor]) -> None:
+        """Copies the buffers that a forward is about to move."""
+        for name in (*statistics.buffers_of(model, self.batch_norms), *self.buffers):
+            kept.setdefault(name, model.get_buffer(name).clone())
 
 
 _UNKNOWN = "Unsupported flatten data type: "
@@ -90,8 +88,12 @@ def install() -> None:
         moved = count + 2 * len(expected.batch_norms)
         rest = moved + len(expected.buffers)
         model = self._flattened_module._original_module
-        expected.decisions.compare(ort_flatten_outputs[rest:])
-        expected.keep_values_before(model)
+        if expected.decisions.compare(ort_flatten_outputs[rest:]):
+            before: dict[str, Tensor] = {}
+            expected.keep_values_before(model, before)
+            decisions.keep(before)
+        if (kept := _values_before.get()) is not None:
+            expected.keep_values_before(model, kept)
         if expected.batch_norms:
             statistics.update(model, expected.batch_norms, ort_flatten_outputs[count:moved])
         if expected.buffers:

@@ -3,6 +3,7 @@
 - ``hsplit``, ``vsplit``, ``dsplit`` and ``tensor_split``: slices, whose ends follow the sizes of a batch. The exporter
   has ``tensor_split`` alone, and ORTModule's inference of shapes stops at it where the split size varies.
 - ``sum_to_size``: a sum over the dimensions that are to be 1; the exporter takes no sizes of the batch.
+- ``x.data``: ``x.detach()``. The tracer does not see where it comes from, and would make its values a constant.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class WritesOut(TorchFunctionMode):
             return func(*args, **named)
         if func is Tensor.sum_to_size:
             return _summed(*args, **named)
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
         if func in _SPLIT and not _is_empty(args[0]):
             return _split(*args, **named)
         if func in _ALONG and not _is_empty(args[0]):

@@ -33,30 +33,33 @@ class Comparing:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Difference | None, float]] = {}
+        self._scales: dict[str, float] = {}
         self._largest = 0.0
 
-    def add(self, name: str, actual: torch.Tensor | None, expected: torch.Tensor) -> None:
+    def add(self, name: str, actual: torch.Tensor | None, expected: torch.Tensor, scale: float | None = None) -> None:
         """Compares one tensor.
 
         Args:
             name: of the tensor.
             actual: ONNX Runtime's; None if it is missing.
             expected: PyTorch's.
+            scale: what its error is relative to at least, if it is no tensor of the group.
         """
         difference = None if actual is None else Difference.between(actual, expected)
-        scale = _scale(expected) if difference is None else difference.scale
-        self._largest = max(self._largest, scale)
+        if scale is None:
+            self._largest = max(self._largest, _scale(expected) if difference is None else difference.scale)
+        else:
+            self._scales[name] = scale
         self._found[name] = difference, tolerance_of(expected)
 
-    @property
-    def floor(self) -> float:
-        """What an error is relative to at least, for a tensor of this group."""
-        return _FLOOR * self._largest
+    def floor(self, name: str) -> float:
+        """Returns what the error of a tensor is relative to at least."""
+        return self._scales.get(name, _FLOOR * self._largest)
 
     def results(self) -> list[TensorDifference]:
         """Returns the error of each tensor, in order."""
         return [
-            TensorDifference(name, None if one is None else one.relative(self.floor), tolerance)
+            TensorDifference(name, None if one is None else one.relative(self.floor(name)), tolerance)
             for name, (one, tolerance) in self._found.items()
         ]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -10,13 +11,13 @@ import torch
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.gap import Gap
-from ortlaunch.ort.verify.gradients import Gradients
-from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.pair import Context, Pair, changed_decisions
+from ortlaunch.ort.verify.gradients import Errors, Gradients
+from ortlaunch.ort.verify.moved_weights import moved_weights
+from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.python_state import PythonChange
 from ortlaunch.ort.verify.reference import SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied_buffers
-from ortlaunch.ort.verify.trace import TraceWarning
+from ortlaunch.ort.verify.state import ModelState
+from ortlaunch.ort.verify.trace import TraceWarning, location, statement_at
 
 WIDER = 10.0
 """Factor between these tolerances and those of ``ortlaunch check``. An error on another batch must also exceed the
@@ -43,7 +44,7 @@ class Examination:
             wrapped: the ORTModule, which has exported.
             task: how the model is called.
             precision: the context in which the run calls the model (autocast).
-            state: of the plain model; every pass starts from it.
+            state: of the plain model when it was exported.
             batches: on the model's device; the first is the one that it was exported with.
             warnings: what was said while it was exported.
         """
@@ -54,7 +55,10 @@ class Examination:
         self._wrapped = wrapped
         self._task = task
         self._precision = precision
-        self._state = state
+        self._moves = True
+        """Whether the last batch is compared with moved weights."""
+        self.stale: set[str] = set()
+        """Buffers that move in PyTorch and not under ONNX Runtime; known after `errors`."""
 
     @cached_property
     def strayed(self) -> tuple[Batch, Gap] | None:
@@ -64,11 +68,65 @@ class Examination:
         return self._first_stray() if found is not None and self._is_held else found
 
     def _first_stray(self) -> tuple[Batch, Gap] | None:
-        for batch in self.batches[1:]:
+        strays = ((batch, self._stray(batch)) for batch in self.batches[1:])
+        return next(((batch, gap) for batch, gap in strays if gap is not None), None)
+
+    def _stray(self, batch: Batch) -> Gap | None:
+        try:
+            gap = self._gap(batch)
+            if gap is None or not self._moves or not self._asks_otherwise(batch):
+                return gap
+        except Exception:
+            if not self._moves:
+                raise
+        # PyTorch takes no other weights than the present ones, or asks about them, which each step watches.
+        self._moves = False
+        return self._gap(batch)
+
+    def _gap(self, batch: Batch) -> Gap | None:
+        """How far a batch's outputs are off; None where they are PyTorch's."""
+        with self._at(batch):
             gap = self._pair.gap(batch)
-            if gap.exceeds(WIDER * gap.tolerance) and (self._draws or not self._pair.is_rounding(batch)):
-                return batch, gap
-        return None
+            is_far = gap.exceeds(WIDER * gap.tolerance) and (self._draws or not self._pair.is_rounding(batch))
+        return gap if is_far else None
+
+    def _asks_otherwise(self, batch: Batch) -> bool:
+        """Whether a truth that Python reads is another one with moved weights."""
+        truths = []
+        for self._moves in (False, True):
+            read = self._decisions(batch)
+            truths.append({place: [one for one in read[place] if one in ("True", "False")] for place in read})
+        return truths[0] != truths[1]
+
+    @contextlib.contextmanager
+    def _at(self, batch: Batch) -> Iterator[None]:
+        """Has passes over a batch go out from a state that the trace has not seen, as far as the batch is not its own.
+
+        The buffers are those that PyTorch's passes over the batches before it leave. For the last batch the weights are
+        moved as well.
+        """
+        number = next(number for number, one in enumerate(self.batches) if one is batch)
+        outer, self._pair.state = self._pair.state, self._starts[number]
+        moves = self._moves and number and number == len(self.batches) - 1
+        try:
+            with moved_weights(session.plain_model(self._wrapped)) if moves else contextlib.nullcontext():
+                yield
+        finally:
+            self._pair.state = outer
+
+    @cached_property
+    def _starts(self) -> list[ModelState]:
+        """The state from which PyTorch's pass over each batch goes out."""
+        outer = self._pair.state
+        starts = [outer]
+        try:
+            for batch in self.batches[:-1]:
+                if not starts[1:] or starts[-1] is not outer:
+                    self._pair.state = self._pair.state_after(batch)
+                starts.append(self._pair.state)
+        finally:
+            self._pair.state = outer
+        return starts
 
     @cached_property
     def is_random(self) -> bool:
@@ -77,7 +135,8 @@ class Examination:
 
     @cached_property
     def _draws(self) -> bool:
-        return self._pair.is_random(self.batches[0])
+        with self._at(self.batches[0]):
+            return self._pair.is_random(self.batches[0])
 
     @cached_property
     def _is_held(self) -> bool:
@@ -85,25 +144,38 @@ class Examination:
 
         A decision by chance would then be the same in each pass, so where there is one, passes stay random.
         """
-        return self._draws and not self.decisions_by_chance() and self._pair.hold_chance(self.batches[0])
+        if not self._draws or self.decisions_by_chance():
+            return False
+        with self._at(self.batches[0]):
+            return self._pair.hold_chance(self.batches[0])
 
     @cached_property
     def wrong_when_traced(self) -> Gap | None:
         """How far outputs that stray are off for the batch of the trace as well; None where they are right there."""
         if self.strayed is None:
             return None
-        first, other = self._pair.gap(self.batches[0]), self.strayed[1]
+        with self._at(self.batches[0]):
+            first, other = self._pair.gap(self.batches[0]), self.strayed[1]
         is_wrong = first.exceeds(WIDER * first.tolerance) and not other.exceeds(WIDER * (first.error or 0.0))
         return first if is_wrong else None
 
     @cached_property
-    def gradient_error(self) -> str | None:
-        """What is wrong with the gradients on a batch that the model was not exported with; None where nothing is."""
-        return Gradients(self._wrapped, self._task, self._precision, self._state).error(self.batches[-1], WIDER)
+    def errors(self) -> Errors:
+        """What is wrong with gradients and buffers on a batch that the model was not exported with."""
+        gradients = self._gradients(self.batches[-1])
+        _ = self.strayed  # Finding it shows whether weights can be moved.
+        with self._at(self.batches[-1]):
+            errors = gradients.errors(self.batches[-1], WIDER)
+        self.stale = gradients.stale
+        return errors
 
     def compute_gradients(self) -> None:
         """Computes ONNX Runtime's gradients of a model that cannot be compared; raises what that raises."""
-        Gradients(self._wrapped, self._task, self._precision, self._state).compute(self.batches[-1])
+        self._gradients(self.batches[-1]).compute(self.batches[-1])
+
+    def _gradients(self, batch: Batch) -> Gradients:
+        with self._at(batch):
+            return Gradients(self._wrapped, self._task, self._precision, self._pair.state)
 
     @property
     def draws_elsewhere(self) -> bool:
@@ -128,18 +200,13 @@ class Examination:
 
     def decisions_that_differ(self, batch: Batch) -> set[SourceLine]:
         """Places where a batch leads to other values in Python than the batch of the trace."""
-        return changed_decisions(self._pair.eager(self.batches[0])[1], self._pair.eager(batch)[1])
+        return changed_decisions(self._decisions(self.batches[0]), self._decisions(batch))
 
-    def buffers_in_pytorch(self, batch: Batch) -> tuple[NamedTensors, bool]:
-        """The buffers after one pass, and whether dropout would have been active in it."""
-        return self._pair.eager_buffers(batch)
+    def where(self, places: Iterable[SourceLine]) -> str:
+        """Points to the likeliest of some places; empty without any."""
+        likely = sorted(places, key=lambda place: (place not in self.warned, place))
+        return f"; see `{statement_at(*likely[0])}` at {location(likely[0])}" if likely else ""
 
-    def buffers_under_ort(self, batch: Batch) -> tuple[NamedTensors, set[str]]:
-        """The buffers after one training forward more, and the names of those that it moved.
-
-        The forward that exported does not count: the export itself is a pass in PyTorch.
-        """
-        self._state.restore()
-        with self._precision():
-            self._task.outputs(self._wrapped, batch)
-        return copied_buffers(session.plain_model(self._wrapped)), self._state.moved_buffers()
+    def _decisions(self, batch: Batch) -> Decisions:
+        with self._at(batch):
+            return self._pair.eager(batch)[1]

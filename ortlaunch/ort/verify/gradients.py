@@ -1,5 +1,7 @@
 """Compares the gradients of one batch's loss: ONNX Runtime's with PyTorch's, and both with PyTorch's in fp64.
 
+The buffers that the same passes leave are compared and judged alike.
+
 A model may be so sensitive that PyTorch's own gradients in fp32 are far from the true ones (BatchNorm over four rows).
 Then ONNX Runtime's differ from PyTorch's as much, and are right all the same. So where they differ, fp64 decides: an
 error is one that is larger than rounding explains, and several times PyTorch's own.
@@ -20,11 +22,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import Comparing, is_as_good, relative_error, worst_first
 from ortlaunch.ort.verify.comparison import TensorDifference
@@ -48,12 +52,26 @@ _NUDGE = 2.0**-20
 _NUDGES = 8
 """How many times. A kink that is nearer than the nudges move is passed in half of them."""
 
+_BUFFER = "buffer "
+"""What the names of buffers begin with among those of gradients."""
+
 _Take = Callable[[str, torch.Tensor], None]
-"""Is given each gradient by its name."""
+"""Is given each gradient and each buffer by its name."""
+
+
+class Errors(NamedTuple):
+    """What is wrong, each as a sentence without a full stop; None where nothing is."""
+
+    gradients: str | None = None
+    buffers: str | None = None
 
 
 class Gradients:
-    """Computes gradients with dropout off, without the hooks of DDP and DeepSpeed, and without changing ``.grad``."""
+    """Computes gradients with dropout off, without the hooks of DDP and DeepSpeed, and without changing ``.grad``.
+
+    Attributes:
+        stale: names of the buffers that move in PyTorch and not under ONNX Runtime.
+    """
 
     def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context, state: ModelState) -> None:
         """
@@ -68,39 +86,72 @@ class Gradients:
         self._task = task
         self._precision = precision
         self._state = state
+        self.stale: set[str] = set()
+        self._moved: set[str] = set()
+        """The buffers that the last pass has moved."""
         self._rates: list[float] = []
         """The rates of dropout in the last forward."""
 
-    def error(self, batch: Batch, tolerance_factor: float) -> str | None:
-        """Says what is wrong with ONNX Runtime's gradients, as a sentence without a full stop; None where nothing is.
+    def errors(self, batch: Batch, tolerance_factor: float, *, with_buffers: bool = True) -> Errors:
+        """Says what is wrong with ONNX Runtime's gradients, and with its buffers.
+
+        Where nothing is, the values that Python reads of tensors in this pass are verified.
 
         Args:
             batch: on the model's device.
             tolerance_factor: multiple of the tolerances of `compare` within which gradients count as equal.
+            with_buffers: whether buffers matter.
         """
+        with decisions.not_noted() as met:
+            errors = self._errors(batch, tolerance_factor)
+            errors = errors if with_buffers else errors._replace(buffers=None)
+        if errors == Errors():
+            decisions.verify(met)
+        return errors
+
+    def _errors(self, batch: Batch, tolerance_factor: float) -> Errors:
         ort: NamedTensors = {}
         actual = self._under_ort(batch, ort.__setitem__)
+        moved = self._moved
         comparing = Comparing()
 
         def compare(name: str, gradient: torch.Tensor) -> None:
-            comparing.add(name, ort.pop(name, None), gradient)
+            comparing.add(name, ort.pop(name, None), gradient, self._scale(name))
 
         expected = self._computed(self._plain, batch, compare)
+        self.stale = self._moved - moved
         if (rates := self._other_rates()) is not None:
-            return rates
+            return Errors(rates)
         far = [
             one
             for one in worst_first(comparing.results())
             if one.error is None or one.error > tolerance_factor * one.tolerance
         ]
         if not far:
+            return Errors()
+        is_random = self._is_random(batch, expected)
+        if is_random and _differ(actual, expected):
+            return Errors()
+
+        def worst(*, of_buffers: bool) -> str | None:
+            some = [one for one in far if one.name.startswith(_BUFFER) is of_buffers]
+            if some and not is_random:
+                return self._judged(some, comparing.floor, batch, tolerance_factor)
+            wrong = [one for one in some if one.error is None or one.error > _UNJUDGED]
+            return _said(wrong[0].name, wrong[0].error, "PyTorch's") if wrong else None
+
+        return Errors(worst(of_buffers=False), worst(of_buffers=True))
+
+    def _scale(self, name: str) -> float | None:
+        """Returns what a buffer's error is relative to at least; None for a gradient.
+
+        Of a running mean it is the standard deviation: behind another normalization the mean is zero but for rounding.
+        """
+        if not name.startswith(_BUFFER):
             return None
-        if not self._is_random(batch, expected):
-            return self._judged(far, comparing.floor, batch, tolerance_factor)
-        if _differ(actual, expected):
-            return None
-        wrong = [one for one in far if one.error is None or one.error > _UNJUDGED]
-        return _said(wrong[0].name, wrong[0].error, "PyTorch's") if wrong else None
+        path, _, last = name.removeprefix(_BUFFER).rpartition(".")
+        variance = self._plain.get_submodule(path)._buffers.get("running_var")
+        return float(variance.max().sqrt()) if last == "running_mean" and variance is not None else 0.0
 
     def _other_rates(self) -> str | None:
         """Says which rate of dropout in PyTorch's last forward is not that of the trace: its effect is chance."""
@@ -125,7 +176,9 @@ class Gradients:
         """Computes ONNX Runtime's gradients alone, for a model whose gradients are random; raises what that raises."""
         self._computed(self._wrapped, batch, _forget)
 
-    def _judged(self, far: list[TensorDifference], floor: float, batch: Batch, tolerance_factor: float) -> str | None:
+    def _judged(
+        self, far: list[TensorDifference], floor: Callable[[str], float], batch: Batch, tolerance_factor: float
+    ) -> str | None:
         """Says which of the gradients that differ from PyTorch's is wrong by fp64; None where none is."""
         for some in self._parts(far, batch):
             names = [one.name for one in some]
@@ -144,13 +197,13 @@ class Gradients:
                     return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")
         return None
 
-    def _errors_when_nudged(self, names: list[str], floor: float, batch: Batch) -> dict[str, float]:
+    def _errors_when_nudged(self, names: list[str], floor: Callable[[str], float], batch: Batch) -> dict[str, float]:
         """Returns the largest errors of PyTorch's gradients with weights that are off by rounding, against fp64."""
         truth, largest = NamedTensors(), dict.fromkeys(names, 0.0)
         self._run_in_fp64(batch, truth.__setitem__, names)
 
         def compare(name: str, gradient: torch.Tensor) -> None:
-            largest[name] = max(largest[name], relative_error(gradient, truth[name], floor) or 0.0)
+            largest[name] = max(largest[name], relative_error(gradient, truth[name], floor(name)) or 0.0)
 
         generator = torch.Generator().manual_seed(_SEEDS[0])
         for _ in range(_NUDGES):
@@ -159,11 +212,13 @@ class Gradients:
             _nudge(model, generator)
             inputs = copied(batch)
             _differentiate(self._loss(model, inputs, seed=_SEEDS[0]), _leaves(model, inputs, names), compare)
+            _give_buffers(model, compare, names)
         return largest
 
     def _parts(self, far: list[TensorDifference], batch: Batch) -> Iterator[list[TensorDifference]]:
         """Divides what differs into parts of which copies take little memory."""
         sizes = {name: leaf.numel() for name, leaf in _leaves(self._plain, batch).items()}
+        sizes |= {_BUFFER + name: buffer.numel() for name, buffer in self._plain.named_buffers()}
         most = _JUDGED * sum(sizes.values())
         part: list[TensorDifference] = []
         for one in far:
@@ -180,12 +235,14 @@ class Gradients:
     def _computed(
         self, model: torch.nn.Module, batch: Batch, take: _Take, names: list[str] | None = None
     ) -> torch.Tensor:
-        """Computes the gradients, or those of some names, and returns the loss."""
+        """Computes the gradients and buffers, or those of some names, and returns the loss."""
         inputs = copied(batch)
         self._state.restore()
         try:
             loss = self._loss(model, inputs, seed=_SEEDS[0])
             _differentiate(loss, _leaves(self._plain, inputs, names), take)
+            self._moved = self._state.moved_buffers()
+            _give_buffers(self._plain, take, names)
             return loss.detach()
         finally:
             self._state.restore()
@@ -207,6 +264,7 @@ class Gradients:
             with torch.enable_grad(), Reference(), without_reentrance():
                 loss = self._task.loss(model, wide)
             _differentiate(loss, _leaves(model, wide, names), take)
+            _give_buffers(model, take, names)
         except Exception:
             return False
         return True
@@ -226,8 +284,12 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _said(name: str, error: float | None, reference: str) -> str:
-    amount = "cannot even be compared with" if error is None else f"differs by {error:.2g} of its largest value from"
-    return f"under ONNX Runtime the gradient of {name} {amount} {reference}"
+    is_buffer = name.startswith(_BUFFER)
+    if error is not None:
+        amount = f"differs by {error:.2g} of its largest value from"
+    else:
+        amount = "has other values than" if is_buffer else "cannot even be compared with"
+    return f"under ONNX Runtime the {name if is_buffer else f'gradient of {name}'} {amount} {reference}"
 
 
 def _forget(_name: str, _gradient: torch.Tensor) -> None:
@@ -239,20 +301,27 @@ def _judge(
     truth: torch.Tensor,
     ort: NamedTensors,
     eager: NamedTensors,
-    floor: float,
+    floor: Callable[[str], float],
     errors: dict[str, tuple[float | None, float | None]],
 ) -> None:
     """Notes how far ONNX Runtime's gradient and PyTorch's own are from the one in fp64."""
     ours = ort.pop(name, None)
-    error = None if ours is None else relative_error(ours, truth, floor)
-    errors[name] = error, relative_error(eager.pop(name), truth, floor)
+    error = None if ours is None else relative_error(ours, truth, floor(name))
+    errors[name] = error, relative_error(eager.pop(name), truth, floor(name))
 
 
 def _leaves(model: torch.nn.Module, batch: Batch, names: list[str] | None = None) -> NamedTensors:
     """Returns the parameters and inputs that need a gradient, or some of them."""
     leaves: NamedTensors = {name: one for name, one in model.named_parameters() if one.requires_grad}
     leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
-    return leaves if names is None else {name: leaves[name] for name in names}
+    return leaves if names is None else {name: leaves[name] for name in names if name in leaves}
+
+
+def _give_buffers(model: torch.nn.Module, take: _Take, names: list[str] | None = None) -> None:
+    """Gives copies of the buffers, or of some of them, to `take`."""
+    for name, buffer in model.named_buffers():
+        if names is None or _BUFFER + name in names:
+            take(_BUFFER + name, buffer.detach().clone())
 
 
 def _differentiate(loss: torch.Tensor, leaves: NamedTensors, take: _Take) -> None:

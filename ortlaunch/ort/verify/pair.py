@@ -12,7 +12,7 @@ import torch
 from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
-from ortlaunch.ort.mends.checkpoints import entered, without_reentrance
+from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
@@ -22,7 +22,6 @@ from ortlaunch.ort.verify.reference import Reference, SourceLine
 from ortlaunch.ort.verify.state import (
     ModelState,
     copied,
-    copied_buffers,
     in_fp64,
     random_state,
     same_random_numbers,
@@ -38,6 +37,7 @@ class Pair:
     """Runs both with dropout off and everything else in train mode.
 
     Attributes:
+        state: the state of the plain model from which every pass starts.
         moved: names of the buffers that PyTorch's forward passes have changed.
         draws_elsewhere: whether they have drawn random numbers of Python or NumPy.
     """
@@ -48,40 +48,33 @@ class Pair:
             wrapped: an ORTModule that has exported.
             task: how the model is called.
             precision: the context in which PyTorch runs it.
-            state: the state of the plain model from which every pass starts.
+            state: see the attribute.
         """
         self._plain = session.plain_model(wrapped)
         self._graph = TracedGraph(wrapped)
         self._task = task
         self._precision = precision
-        self._state = state
+        self.state = self._after = state
         self.moved: set[str] = set()
         self.draws_elsewhere = False
         self._is_held = False
 
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
-        self._state.restore()
+        self.state.restore()
         with self._chance(), as_in_training(), self._precision(), Reference() as reference:
             before = random_state()
             outputs = self._task.outputs(self._plain, copied(batch))
             self.draws_elsewhere |= random_state() != before
-        self.moved |= self._state.moved_buffers()
-        self._state.restore()
+        self.moved |= self.state.moved_buffers()
+        self._after = self.state.later()
+        self.state.restore()
         return named_tensors(outputs), dict(reference.decisions)
 
-    def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
-        """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
-        self._state.restore()
-        with as_in_training(), self._precision(), Reference() as reference, entered() as checkpoints:
-            self._task.outputs(self._plain, copied(batch))
-        if checkpoints:
-            # Their second computation, in the backward, changes buffers too.
-            self._state.restore()
-            self._differentiate(batch)
-        buffers = copied_buffers(self._plain)
-        self._state.restore()
-        return buffers, reference.dropped
+    def state_after(self, batch: Batch) -> ModelState:
+        """Returns the state from which PyTorch's next pass would start."""
+        self.eager(batch)
+        return self._after
 
     def python_change(self, batch: Batch, another: Batch) -> PythonChange | None:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""
@@ -97,11 +90,11 @@ class Pair:
             gradients = {f"gradient of {name}": one for name, one in found.items()}
             return {**outputs, "loss": loss, **gradients, **self._evaluated(batch)}
 
-        self._state.restore()
+        self.state.restore()
         try:
-            return python_change(self._plain, forward, step, self._state.restore_buffers)
+            return python_change(self._plain, forward, step, self.state.restore_buffers)
         finally:
-            self._state.restore()
+            self.state.restore()
 
     def _differentiate(self, batch: Batch) -> tuple[NamedTensors, torch.Tensor, NamedTensors]:
         """Returns PyTorch's outputs, its loss and the gradients of the parameters that have one."""
@@ -134,8 +127,12 @@ class Pair:
 
     def exported(self, batch: Batch) -> NamedTensors:
         """Returns the graph's outputs."""
-        with self._chance():
-            return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
+        self.state.restore()
+        try:
+            with self._chance():
+                return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
+        finally:
+            self.state.restore()
 
     def gap(self, batch: Batch) -> Gap:
         """Returns the output that differs most."""
@@ -156,7 +153,7 @@ class Pair:
 
     def _exact(self, batch: Batch) -> NamedTensors | None:
         """Returns PyTorch's outputs in fp64; None where the model does not run so."""
-        self._state.restore()
+        self.state.restore()
         try:
             model = copy.deepcopy(self._plain).double()
             with as_in_training(), Reference():
@@ -164,7 +161,7 @@ class Pair:
         except Exception:
             return None
         finally:
-            self._state.restore()
+            self.state.restore()
 
     def is_random(self, batch: Batch) -> bool:
         """Whether two passes over the same batch differ without dropout, in PyTorch or in the graph."""

@@ -121,19 +121,23 @@ class QuickCheck:
                 torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
-def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch) -> str | None:
-    """Says what is wrong with the gradients of a model in training; None where nothing is, or where chance decides.
+def gradient_error(
+    wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch, *, with_buffers: bool = True
+) -> str | None:
+    """Says what is wrong with a model's gradients, or its buffers; None where nothing is, or where chance decides.
 
     Args:
         wrapped: the ORTModule, which trains. Its weights, buffers, gradients and random numbers are left as they are.
         task: how the model is called.
         precision: the context in which the run calls the model (autocast).
         batch: on the model's device.
+        with_buffers: whether wrong buffers matter.
     """
     with same_random_numbers():
         state = ModelState(session.plain_model(wrapped))
         try:
-            return Gradients(wrapped, task, precision, state).error(batch, WIDER)
+            errors = Gradients(wrapped, task, precision, state).errors(batch, WIDER, with_buffers=with_buffers)
+            return errors.gradients or errors.buffers
         except (RequestError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:

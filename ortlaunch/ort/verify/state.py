@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,6 +46,17 @@ class ModelState:
                 if buffer is not None and value is not None and not torch.equal(buffer, value):
                     buffer.copy_(value)
 
+    def later(self) -> ModelState:
+        """Returns this state with the values that the buffers have now; itself where none has moved."""
+        if not self.moved_buffers():
+            return self
+        made = copy.copy(self)
+        made._buffers = [
+            (module, name, buffer, _later(module._buffers.get(name), value))
+            for module, name, buffer, value in self._buffers
+        ]
+        return made
+
     def moved_buffers(self) -> set[str]:
         """Returns the names of the buffers that have changed since the state was saved."""
         now = dict(self._model.named_buffers())
@@ -59,6 +71,13 @@ class ModelState:
             if value is None or value.shape != buffer.shape or not torch.equal(value, buffer):
                 moved.add(name)
         return moved
+
+
+def _later(now: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns a buffer's value of now, if it fits into the same memory."""
+    if now is None or before is None or now.shape != before.shape or now.dtype != before.dtype:
+        return before
+    return before if torch.equal(now, before) else now.detach().clone()
 
 
 def copied_buffers(model: torch.nn.Module) -> NamedTensors:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from ortlaunch.ort.verify.examination import Examination
 from ortlaunch.ort.verify.reference import SourceLine
-from ortlaunch.ort.verify.trace import location, statement_at
 from ortlaunch.ort.verify.trap import trap
 
 
@@ -22,11 +21,9 @@ def look(examination: Examination) -> str | None:
         return _said(what, places, examination) if places else None
     if examination.wrong_when_traced is not None:
         return None
-    what = f"the outputs on other batches than the first are not PyTorch's ({gap})"
+    what = f"the outputs for other batches, weights or buffers than those of the trace are not PyTorch's ({gap})"
     return _said(what, examination.decisions_that_differ(batch), examination)
 
 
 def _said(what: str, places: Iterable[SourceLine], examination: Examination) -> str:
-    likely = sorted(places, key=lambda place: (place not in examination.warned, place))
-    where = f"; see `{statement_at(*likely[0])}` at {location(likely[0])}" if likely else ""
-    return f"under ONNX Runtime {what}{where}"
+    return f"under ONNX Runtime {what}{examination.where(places)}"

@@ -14,4 +14,4 @@ def look(examination: Examination) -> str | None:
         # They must exist at least.
         examination.compute_gradients()
         return None
-    return examination.gradient_error
+    return examination.errors.gradients

@@ -1,0 +1,162 @@
+"""Values of weights and buffers that reach a graph unseen: a run trains as eager does, or is refused at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import BackendConfig, Config, EagerConfig, ModelConfig, OrtConfig, TrainConfig
+from ortlaunch.config.trainers.single import SingleConfig
+from ortlaunch.models.task import Batch, make_task
+from ortlaunch.ort import session
+from ortlaunch.ort.verify.moved_weights import moved_weights
+from ortlaunch.trainer.backend_run import backend_run
+from ortlaunch.trainer.optimizers.sgd import SgdConfig
+from ortlaunch.trainer.schedules.constant import ConstantConfig
+from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.wrapping import wrap
+from tests.ort import unseen_values as nets
+from tests.support.nightly import first_in_ci
+
+STEPS = 20
+
+TRAIN = [
+    nets.Pruned,
+    nets.Spectral,
+    nets.DeepCopied,
+    nets.AveragedThroughData,
+    nets.Counted,
+    nets.Quantized,
+    nets.Normed,
+    nets.WeighedLoss,
+    nets.DataOfInput,
+    nets.ClampedActivation,
+]
+REFUSED = {
+    nets.PrunedByAlias: "other batches, weights or buffers than those of the trace are not PyTorch's",
+    nets.OnlyInGradients: "the gradient of a.weight differs by",
+    nets.GateByList: r"`return hidden \* \(1 \+ self.gate\)",
+    nets.Queue: r"the buffer \w+ .* `at, count = int\(self.at\), len\(x\)`",
+    nets.FirstBatch: "see `if self.initialised == 0:`",
+    nets.Codebook: "see `if not self.made:`",
+    nets.CumulativeMean: "see `count = int",
+    nets.Schedule: r"see `factor = min\(1.0, self.step.item",
+    nets.DroppingQueue: r"the buffer \w+ .* `at, count = int\(self.at\), len\(x\)`",
+    nets.Alias: "are not PyTorch's",
+    nets.AliasOfArray: "are not PyTorch's",
+    nets.QuantizedByAlias: "are not PyTorch's",
+    nets.PrunedByList: r"see `return \(torch.tensor\(self.a.weight.tolist",
+    nets.Listed: "see `return self.a.weight",
+    nets.Array: "are not PyTorch's",
+    nets.Item: "see `return self.a.weight / self.a.weight.norm",
+    nets.CopiedInForward: "state_dict changed",
+    nets.Stored: "cannot train this model",
+    nets.ClampedResult: "the gradient of a.weight differs by",
+    nets.AssignedActivation: "are not PyTorch's",
+    nets.AveragedByAssignment: "buffer average moves with every batch",
+    nets.SpectralData: "buffer u moves with every batch",
+    nets.Teacher: "changes the parameter teacher.weight",
+}
+LATER = {
+    nets.EveryFourthWrites: (4, r"int\(self.count\).* reads 3 in this step.* the buffer kept"),
+    nets.RareTruth: (16, "reads True in this step"),
+    nets.EveryFourth: (4, r"int\(self.count\).* reads 3 in this step.* the gradient of"),
+    nets.SlowSchedule: (4, "reads 3.0 in this step"),
+}
+"""The steps that stop the run, by what they say: values that decide nothing in the run's first three batches."""
+
+
+def batches() -> list[Batch]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {"x": torch.randn(12, 8, generator=generator), "labels": torch.randint(3, (12,), generator=generator)}
+        for _ in range(STEPS)
+    ]
+
+
+class Course:
+    """A run of a net, from the check at its start on."""
+
+    def __init__(self, kind: type[nets.Net], backend: BackendConfig, folder: Path) -> None:
+        config = Config(
+            model=ModelConfig(name="factory"),
+            backend=backend,
+            trainer=SingleConfig(),
+            train=TrainConfig(steps=STEPS, batch_size=12, clip_grad_norm=None),
+            optimizer=SgdConfig(lr=0.3, momentum=0.9),
+            scheduler=ConstantConfig(),
+        )
+        workers, self._batches = Workers(0, 1, torch.device("cpu"), 1), batches()
+        seed_everything(1)
+        self.model = kind().train()
+        task = make_task(self.model, self._batches[0])
+        self.engine = wrap(self.model, config, workers, task, folder)
+        self._run = backend_run(self.engine, config, workers, folder, None)
+        self._run.check(task, self._batches[: 1 + self._run.check_batches])
+
+    def losses(self) -> Iterator[float]:
+        """Trains on, step by step."""
+        for step, batch in enumerate(self._batches, 1):
+            self.engine.guard.step = step
+            self._run.recheck(step, batch)
+            loss = self.engine.micro_step(batch, last=True)
+            self._run.check_decisions(batch)
+            yield float(loss)
+            self.engine.step()
+        self._run.close()
+
+
+ORT = OrtConfig(export_cache=False)
+
+
+@pytest.mark.parametrize("kind", first_in_ci(TRAIN, 5))
+def test_what_a_graph_can_follow_trains_as_in_eager(kind: type[nets.Net], tmp_path: Path) -> None:
+    course = Course(kind, ORT, tmp_path)
+    assert session.is_active(course.engine.inner)
+    assert list(course.losses()) == pytest.approx(list(Course(kind, EagerConfig(), tmp_path).losses()), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", first_in_ci(REFUSED, 7))
+def test_what_would_stay_that_of_the_trace_is_refused_at_the_start(kind: type[nets.Net], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=REFUSED[kind]):
+        Course(kind, ORT, tmp_path)
+    assert len(list(Course(kind, EagerConfig(), tmp_path).losses())) == STEPS
+
+
+@pytest.mark.parametrize("kind", first_in_ci(LATER, 2))
+def test_what_decides_later_stops_the_step_in_which_it_does(kind: type[nets.Net], tmp_path: Path) -> None:
+    step, words = LATER[kind]
+    losses = Course(kind, ORT, tmp_path).losses()
+    for _ in range(step - 1):
+        next(losses)
+    with pytest.raises(RequestError, match=words):
+        next(losses)
+
+
+def test_the_check_moves_weights_and_puts_them_back_to_the_bit() -> None:
+    special = [0.0, -0.0, 2**-6, 2**-5, -(2**-6), 1.25 * 2**-5, 1.125 * 2**-6, 1.0, -1e-40, 3.4]
+    weights = [torch.tensor(special), torch.zeros(3, 5), torch.randn(40, 30).t(), torch.randn(6, 8)[:, :5]]
+    weights += [torch.tensor(3.0), torch.zeros(0), torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)]
+    weights += [torch.randn(9, 3, dtype=torch.float64)]
+    model = nn.ParameterList([nn.Parameter(weight.clone()) for weight in weights])
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    model.append(frozen)
+    with moved_weights(model):
+        for before, weight in zip(weights[1:5], list(model)[1:5], strict=True):
+            assert ((weight - before).abs() > 0.01 * before.abs()).all()
+        assert torch.equal(frozen, torch.ones(2))
+    for before, weight in zip(weights, model, strict=False):
+        assert before.numpy().tobytes() == weight.detach().numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", [nets.Strict, nets.Bounded])
+def test_a_net_that_is_another_one_with_other_weights_is_compared_with_its_own(
+    kind: type[nets.Net], tmp_path: Path
+) -> None:
+    assert next(Course(kind, ORT, tmp_path).losses()) > 0
