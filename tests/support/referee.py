@@ -95,8 +95,10 @@ def replayed(
         everything = sum(items(batch) for _, batch in here)
         total = torch.zeros((), dtype=torch.float64)
         for rank, batch in here:
+            found = loss(model, buffers[rank], _exact_ones(batch))
+            # A mean over nothing is no number, and is no part of the step.
             if number := items(batch):
-                share = loss(model, buffers[rank], _exact_ones(batch)) * number / everything
+                share = found * number / everything
                 share.backward()
                 total += share.detach()
         graded = [parameter.grad for parameter in trained if parameter.grad is not None]
