@@ -9,7 +9,7 @@ from ortlaunch.check.report import BackendCost, Cost
 from ortlaunch.config.candidates import plain_backend
 from ortlaunch.config.precisions import BACKENDS
 from ortlaunch.config.schema import Config, LocalConfig, NoTrackingConfig, OrtConfig
-from ortlaunch.config.trainers.single import SingleConfig
+from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.launch.trial import Limits, Outcome, short, tried
 from ortlaunch.run.run import Run
 
@@ -71,7 +71,7 @@ def _with(config: Config, name: str, threads: int, folder: Path) -> Config:
     return dataclasses.replace(
         config,
         backend=backend,
-        trainer=SingleConfig(),
+        trainer=TRAINERS["single"].schema(),
         train=dataclasses.replace(config.train, grad_accumulation=1),
         launcher=LocalConfig(workers_per_node=1, threads=threads, allocator=config.launcher.allocator),
         run_root=str(folder / "runs"),

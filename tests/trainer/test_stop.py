@@ -82,7 +82,7 @@ def test_a_file_system_that_errs_once_ends_no_training(tmp_path, monkeypatch):
     """NFS answers ESTALE for a file that the server has just replaced."""
     stop = StopRequests(tmp_path, Nobody(), is_first=True, grace_seconds=60)
     (Run(tmp_path).stop_file).touch()
-    assert stop.is_asked
+    assert stop._is_asked
     usual = os.stat
 
     def stale(path, *args, **keys):
@@ -91,6 +91,6 @@ def test_a_file_system_that_errs_once_ends_no_training(tmp_path, monkeypatch):
         return usual(path, *args, **keys)
 
     monkeypatch.setattr(os, "stat", stale)
-    assert not stop.is_asked
+    assert not stop._is_asked
     monkeypatch.undo()
-    assert stop.is_asked
+    assert stop._is_asked
