@@ -15,7 +15,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.launcher import LocalLauncher
-from ortlaunch.run.sweep import note_end
+from ortlaunch.run.sweep import note_end, opened
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.verbs import bench
 from tests.support.cli import answer, ortlaunch
@@ -82,12 +82,15 @@ def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
-def test_rounds_are_interleaved_and_have_seeds_of_their_own(started: Any, grid: bench.Grid) -> None:
+def test_rounds_are_interleaved_and_have_seeds_of_their_own(started: Any, grid: bench.Grid, capsys: Any) -> None:
     code, runs, (compared,), status = started({}, 2)
     assert runs.started == [(f"{name}-seed={seed}", seed) for seed in (7, 8) for name in "abc"]
     assert (code, status) == (0, "FINISHED")
     assert runs.words[3][-1] == "seed=8" and "seed=7" not in runs.words[3]
     assert compared.sweep == str(grid.folder) and compared.baseline is None, "as the command that makes it again"
+    assert f"bench:      {grid.folder}\n" in capsys.readouterr().out
+    sweep = opened(grid.folder)
+    assert sweep is not None and sweep.name == "bench-x"
 
 
 @pytest.mark.parametrize("failed", [1, 2])
@@ -208,6 +211,17 @@ def test_a_combination_that_is_asked_for_twice_runs_once(tmp_path: Path, capfd: 
     assert first.startswith("ortlaunch: mlp-eager-ddp is asked for twice and runs once a round: repeat=N")
     assert runs[0].startswith("2 runs") and [line.split()[-1] for line in runs[1:]] == ["seed=0", "seed=1"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_that_a_ready_job_sweeps_are_in_the_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "rates.yaml").write_text(
+        "# @package _global_\nhydra:\n  sweeper:\n    params:\n      optimizer.lr: 0.1,0.2\n"
+    )
+    words = ("+jobs=rates", "--config-dir", str(tmp_path), "model=mlp", "backend=eager", "device=cpu")
+    result = answer(tmp_path, capfd, "bench", *words, "launcher.dry_run=true", "repeat=1")
+    names = [line.split()[2] for line in result.stdout.splitlines()[1:]]
+    assert names == ["mlp-eager-ddp-lr=0.1", "mlp-eager-ddp-lr=0.2"], result.stderr
 
 
 def test_cells_that_cannot_work_are_named_and_the_others_stay(tmp_path: Path) -> None:
