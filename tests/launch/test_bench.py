@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import LocalConfig
 from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.run.sweep import note_end, opened
 from ortlaunch.tracking.relay import RelayResult
@@ -106,23 +105,23 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(
     assert compared.sweep == str(grid.folder)
 
 
-def test_a_cell_that_is_refused_as_it_starts_is_named_and_the_others_go_on(started: Any, capsys: Any) -> None:
+def test_a_cell_that_is_refused_as_it_starts_is_named_and_the_others_go_on(
+    started: Any, grid: bench.Grid, capsys: Any
+) -> None:
     code, runs, (compared,), status = started({"b": RequestError("no such compiler")}, 2)
     assert [name for name, _ in runs.started] == ["a-seed=7", "b-seed=7", "c-seed=7", "a-seed=8", "c-seed=8"]
-    assert (code, status) == (1, "FAILED")
+    assert (code, status, compared.sweep) == (1, "FAILED", str(grid.folder))
     assert "ortlaunch: b failed: no such compiler\n" in capsys.readouterr().err
 
 
 def test_fail_fast_ends_the_bench_at_its_first_failure(started: Any, grid: bench.Grid, capsys: Any) -> None:
-    grid.cells = [dataclasses.replace(cell, config=_failing_fast(cell.config)) for cell in grid.cells]
+    for cell in grid.cells:
+        assert isinstance(cell.config.launcher, LocalConfig)
+        cell.config.launcher.fail_fast = True
     code, runs, (compared,), status = started({"b": 1}, 2)
     assert [name for name, _ in runs.started] == ["a-seed=7", "b-seed=7"]
-    assert (code, status) == (1, "FAILED")
+    assert (code, status, compared.sweep) == (1, "FAILED", str(grid.folder))
     assert "b failed: exit code 1 in round 1" in capsys.readouterr().err
-
-
-def _failing_fast(config: Config) -> Config:
-    return dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, fail_fast=True))
 
 
 def test_all_that_fails_is_not_compared(started: Any) -> None:
