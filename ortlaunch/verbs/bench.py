@@ -200,7 +200,7 @@ def _run(grid: Grid, repeat: int, command: list[str], options: argparse.Namespac
         sweep.note_failure(name, str(error))
     try:
         code = _run_rounds(sweep, grid, repeat)
-    except (RequestError, KeyboardInterrupt) as error:
+    except BaseException as error:
         if sweep.has_run:
             sweep.close(REQUEST if isinstance(error, RequestError) else INTERRUPTED)
         raise
