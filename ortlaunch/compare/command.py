@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.arguments import Parser, positive
 from ortlaunch.base.secrets import redacted
 from ortlaunch.base.text import say
-from ortlaunch.compare.choose import LAST, Selection, choose, experiment_ids, find_run
+from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
 from ortlaunch.compare.outputs import check_free, write
@@ -84,16 +84,6 @@ def collect(uri: str, selection: Selection) -> Comparison:
     """
     with opened(uri) as client:
         return _comparison(client, uri, selection)
-
-
-def check_baseline(asked: str, uri: str) -> None:
-    """Refuses a baseline that is no run of the store.
-
-    Raises:
-        RequestError: the store cannot be read, or no run or several match.
-    """
-    with opened(uri) as client:
-        find_run(client, experiment_ids(client, None), asked)
 
 
 def _comparison(client: MlflowClient, uri: str, selection: Selection) -> Comparison:

@@ -17,24 +17,20 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
+from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, INTERRUPTED, REQUEST
 from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.base.text import counted, say
 from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
-from ortlaunch.compose.sweeps import swept_keys, swept_name, swept_words
+from ortlaunch.compose.sweeps import swept_keys, swept_words
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import compare_command, resolve_tracking
-from ortlaunch.launch.auto import chosen
+from ortlaunch.config.schema import Config
 from ortlaunch.launch.launcher import QueueLauncher
-from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.run.run import Run
-from ortlaunch.run.sweep import SweepTask
+from ortlaunch.run.sweep import marks_of
 from ortlaunch.tracking.mlflow import mlflow_of
-from ortlaunch.verbs.multirun import combination_name, create_sweep, end_sweep
+from ortlaunch.verbs.multirun import Multirun, combination_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -68,6 +64,8 @@ class Grid:
     """The combinations, and those that cannot work, with the reason."""
 
     folder: Path = Path()
+    varied: list[str] = field(default_factory=list)
+    """Hydra's part of the command line, and the keys that a ready job sweeps."""
     cells: list[Cell] = field(default_factory=list)
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
@@ -86,9 +84,18 @@ def main(arguments: list[str]) -> int:
     Raises:
         RequestError: the request cannot work at all, or the comparison cannot be made.
     """
-    from ortlaunch.compare.command import check_files
+    from ortlaunch.compare.command import add_output_options, check_files
 
-    options, words = _parser().parse_known_args(arguments)
+    parser = Parser(
+        prog="ortlaunch bench",
+        usage="ortlaunch bench KEY=VALUE[,VALUE...] ... [repeat=N] [OPTION ...]",
+        description=f"Run every combination N times (default {REPEAT}), in rounds, and compare them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_output_options(parser)
+    options, words = parser.parse_known_args(arguments)
     repeat, words = _repeat(words)
     check_files(options)
     try:
@@ -101,26 +108,9 @@ def main(arguments: list[str]) -> int:
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
             return DONE
-        if options.baseline is not None:
-            _check_baseline(grid, repeat, options.baseline)
-        return _Bench(grid, repeat, ["bench", *arguments]).run(options)
+        return _run(grid, repeat, ["bench", *arguments], options)
     finally:
         discard(sweep_folder())
-
-
-def _parser() -> argparse.ArgumentParser:
-    from ortlaunch.compare.command import add_output_options
-
-    parser = Parser(
-        prog="ortlaunch bench",
-        usage="ortlaunch bench KEY=VALUE[,VALUE...] ... [repeat=N] [OPTION ...]",
-        description=f"Run every combination N times (default {REPEAT}), in rounds, and compare them.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add_output_options(parser)
-    return parser
 
 
 def _repeat(words: list[str]) -> tuple[int, list[str]]:
@@ -133,13 +123,11 @@ def _repeat(words: list[str]) -> tuple[int, list[str]]:
         raise RequestError(f"{common[0]}: the runs of a bench have it in common: give one value")
     if "seed" in swept:
         raise RequestError("seed: the rounds of a bench have seeds of their own, from seed=N on: give repeat=N instead")
-    if not any(word.lstrip("+").startswith(f"{_KEEPS_WEIGHTS}=") for word in rest):
-        rest = [f"{_KEEPS_WEIGHTS}=false", *rest]
-    if not given:
-        return REPEAT, rest
-    text = given[-1].partition("=")[2]
+    text = given[-1].partition("=")[2] if given else str(REPEAT)
     if not (number := whole(text)):
         raise RequestError(f"repeat={text} is no number of rounds: give 1 or more")
+    if not any(word.lstrip("+").startswith(f"{_KEEPS_WEIGHTS}=") for word in rest):
+        rest = [f"{_KEEPS_WEIGHTS}=false", *rest]
     return number, rest
 
 
@@ -149,17 +137,17 @@ def _composed(words: list[str]) -> Grid:
     def take(tree: DictConfig) -> None:
         task = multirun_task()
         assert task is not None
-        grid.folder = task.folder
+        grid.folder, grid.varied = task.folder, [*words, *task.swept]
         try:
             config = prepared(to_config(tree))
         except RequestError as error:
-            grid.refused.append((" ".join(swept_words(words, task.overrides)), error))
+            grid.refused.append((" ".join(swept_words(grid.varied, task.overrides)), error))
             return
-        name = combination_name(config, words, task.overrides)
+        name = combination_name(config, grid.varied, task.overrides)
         if any(set(cell.overrides) == set(task.overrides) for cell in grid.cells):
             grid.again.append(name)
-            return
-        grid.cells.append(Cell(name, config, task.overrides, backend_reason()))
+        else:
+            grid.cells.append(Cell(name, config, task.overrides, backend_reason()))
 
     run_with_hydra([*words, "--multirun"], take)
     return grid
@@ -187,124 +175,79 @@ def _check(grid: Grid) -> None:
             )
 
 
-def _check_baseline(grid: Grid, repeat: int, asked: str) -> None:
-    """Refuses a baseline that is neither a run of this bench nor one that MLflow has, before anything runs.
-
-    Raises:
-        RequestError: the message lists the runs of the first round.
-    """
-    from ortlaunch.compare.command import check_baseline
-
-    if any(asked == _run_name(cell, repeat, turn) for cell in grid.cells for turn in range(repeat)):
-        return
-    tracking = mlflow_of(grid.cells[0].config)
-    assert tracking is not None
-    try:
-        check_baseline(asked, resolve_tracking(tracking, Path.cwd()).uri)
-    except RequestError as error:
-        names = ", ".join(_run_name(cell, repeat, 0) for cell in grid.cells)
-        raise RequestError(f"--baseline {asked}: {error}. The first round of this bench: {names}") from error
-
-
-def _run_name(cell: Cell, repeat: int, turn: int) -> str:
-    return cell.name if repeat == 1 else f"{cell.name}-seed={cell.config.seed + turn}"
+def _rounds(grid: Grid, repeat: int) -> list[tuple[int, Cell, list[str]]]:
+    """Returns the runs in their order: the round, the cell, and its overrides with the seed of the round."""
+    runs = []
+    for turn in range(repeat):
+        for cell in grid.cells:
+            others = [one for one in cell.overrides if not one.lstrip("+").startswith(("seed=", "launcher.dry_run="))]
+            runs.append((turn + 1, cell, [*others, f"seed={cell.config.seed + turn}"]))
+    return runs
 
 
 def _listed(grid: Grid, repeat: int) -> str:
-    lines = [f"{counted(len(grid.cells) * repeat, 'run')} would be started, one after the other:"]
-    for turn in range(repeat):
-        for cell in grid.cells:
-            words = without_secrets_in_words(_with_seed(cell.overrides, cell.config.seed + turn))
-            lines.append(f"round {turn + 1}  {cell.name}  {shlex.join(['ortlaunch', *words])}")
+    runs = _rounds(grid, repeat)
+    lines = [f"{counted(len(runs), 'run')} would be started, one after the other:"]
+    for turn, cell, overrides in runs:
+        lines.append(f"round {turn}  {cell.name}  {shlex.join(['ortlaunch', *without_secrets_in_words(overrides)])}")
     return "\n".join(lines) + "\n"
 
 
-def _with_seed(overrides: list[str], seed: int) -> list[str]:
-    """Returns the overrides of one run: those of its cell, with the seed of its round."""
-    others = [word for word in overrides if not word.lstrip("+").startswith(("seed=", "launcher.dry_run="))]
-    return [*others, f"seed={seed}"]
+def _run(grid: Grid, repeat: int, command: list[str], options: argparse.Namespace) -> int:
+    """Runs all and compares them; returns the exit code of the whole."""
+    sweep = Multirun(grid.folder, command, grid.varied, "bench")
+    for name, error in grid.refused:
+        sweep.note_failure(name, str(error))
+    try:
+        code = _run_rounds(sweep, grid, repeat)
+    except BaseException as error:
+        if sweep.has_run:
+            sweep.close(REQUEST if isinstance(error, RequestError) else INTERRUPTED)
+        raise
+    code = sweep.close(code)
+    if code < FIRST_STOPPED and "FINISHED" in marks_of(grid.folder):
+        _compare(grid, options)
+    return code
 
 
-class _Bench:
-    """Runs the grid, round by round."""
-
-    def __init__(self, grid: Grid, repeat: int, command: list[str]) -> None:
-        self._grid = grid
-        self._repeat = repeat
-        self._failed: dict[str, str] = {name: str(error) for name, error in grid.refused}
-        self._runs: list[Path] = []
-        self._has_finished = False
-        first = grid.cells[0].config
-        name = swept_name(command, first.name).replace("sweep", "bench", 1)
-        self._sweep = create_sweep(grid.folder, name, first, command)
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Runs all and compares them; returns the exit code of the whole."""
-        Run(self._grid.folder).note_launcher()
-        stopped = True
+def _run_rounds(sweep: Multirun, grid: Grid, repeat: int) -> int:
+    """Runs all rounds; returns the exit code that ends them early."""
+    left = _rounds(grid, repeat)
+    number = 0
+    while left:
+        (turn, cell, overrides), *left = left
+        number += 1
+        print(f"\n{number}/{number + len(left)}  round {turn} of {repeat}: {cell.name}", flush=True)
+        config = dataclasses.replace(cell.config, seed=cell.config.seed + turn - 1)
+        name = cell.name if repeat == 1 else f"{cell.name}-seed={config.seed}"
         try:
-            code = self._rounds()
-            stopped = code >= FIRST_STOPPED
-        finally:
-            self._close(stopped=stopped)
-        tracking = mlflow_of(self._grid.cells[0].config)
-        assert tracking is not None
-        again = compare_command(tracking, "--sweep", str(self._grid.folder))
-        print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
-        for name, why in self._failed.items():
-            say(f"ortlaunch: {name} failed: {why}", file=sys.stderr)
-        if stopped or not self._has_finished:
-            return code
-        self._compare(options, tracking, again)
-        return code
-
-    def _rounds(self) -> int:
-        """Runs all rounds; returns the exit code of the whole, or that of a run that was stopped."""
-        working = list(self._grid.cells)
-        number = 0
-        for turn in range(self._repeat):
-            later_rounds = self._repeat - turn - 1
-            this_round = list(working)
-            for index, cell in enumerate(this_round):
-                number += 1
-                left = len(this_round) - index - 1 + later_rounds * len(working)
-                print(f"\n{number}/{number + left}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
-                code = self._run(cell, turn)
-                if code >= FIRST_STOPPED:
-                    return code
-                if code:
-                    # A cell that has failed once would most likely fail again, which costs time.
-                    working.remove(cell)
-        return FAILED if self._failed else DONE
-
-    def _run(self, cell: Cell, turn: int) -> int:
-        seed = cell.config.seed + turn
-        config = dataclasses.replace(cell.config, seed=seed, name=_run_name(cell, self._repeat, turn))
-        config, why = chosen(config)
-        plan = dataclasses.replace(
-            make_plan(config, why or cell.backend_reason), sweep=SweepTask(self._grid.folder, len(self._runs))
-        )
-        self._runs.append(plan.run_dir)
-        self._sweep.write(self._runs, complete=False)
-        code = launcher_of(config).submit(plan, config, _with_seed(cell.overrides, seed))
-        if code == DONE:
-            self._has_finished = True
-        elif code < FIRST_STOPPED:
-            self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"
-        return code
-
-    def _close(self, *, stopped: bool) -> None:
-        self._sweep.write(self._runs, complete=True)
-        end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
-
-    def _compare(self, options: argparse.Namespace, tracking: MlflowConfig, again: str) -> None:
-        """Compares the runs of the sweep, as `ortlaunch compare` does."""
-        from ortlaunch.compare import command
-
-        experiment = tracking.experiment_name or self._grid.cells[0].config.experiment
-        chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": experiment}
-        wanted = argparse.Namespace(**vars(options), **chosen, uri=tracking.uri)
-        try:
-            command.run(wanted, tracking.uri, experiment)
+            code = sweep.run(config, overrides, cell.backend_reason, name)
+            why = f"exit code {code} in round {turn}; see {sweep.run_dirs[-1]}"
         except RequestError as error:
-            raise RequestError(f"the runs have ended, but cannot be compared: {error}. Later: {again}") from error
+            if not sweep.goes_on:
+                raise
+            code, why = FAILED, str(error)
+        if code >= FIRST_STOPPED:
+            return code
+        if code:
+            sweep.note_failure(cell.name, why)
+            if not sweep.goes_on:
+                return FAILED
+            # It would most likely fail again, which costs time.
+            left = [one for one in left if one[1] is not cell]
+    return DONE
+
+
+def _compare(grid: Grid, options: argparse.Namespace) -> None:
+    """Compares the runs of the sweep, as `ortlaunch compare` does."""
+    from ortlaunch.compare import command
+
+    config = grid.cells[0].config
+    tracking = mlflow_of(config)
+    assert tracking is not None
+    experiment = tracking.experiment_name or config.experiment
+    chosen = {"run": [], "tag": [], "last": 1, "sweep": str(grid.folder), "experiment": experiment, "uri": tracking.uri}
+    try:
+        command.run(argparse.Namespace(**vars(options), **chosen), tracking.uri, experiment)
+    except RequestError as error:
+        raise RequestError(f"the runs have ended, but cannot be compared: {error}") from error

@@ -29,16 +29,18 @@ _IN_NAME = ("name", "model", "backend", "trainer", *keys_in_names())
 class Multirun:
     """Takes the combinations one by one, and closes the sweep."""
 
-    def __init__(self, folder: Path, arguments: list[str], varied: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], varied: list[str], kind: str = "sweep") -> None:
         """
         Args:
             folder: the sweep's folder.
             arguments: the command line after ``ortlaunch``, for the record.
             varied: Hydra's part of the command line, and the keys that a ready job sweeps, as KEY=VALUES.
+            kind: what the sweep is called: sweep or bench.
         """
         self._folder = folder
         self._arguments = arguments
         self._varied = varied
+        self._kind = kind
         self._planned: list[PlannedRun] = []
         self._first: Config | None = None
         self._sweep: Sweep | None = None
@@ -56,26 +58,49 @@ class Multirun:
         launcher = None if self._first is None else self._first.launcher
         return self.has_run and not (isinstance(launcher, LocalConfig) and launcher.fail_fast)
 
-    def note_failure(self, overrides: list[str], why: str) -> None:
+    @property
+    def run_dirs(self) -> list[Path]:
+        """The folders of the runs so far."""
+        return [one.plan.run_dir for one in self._planned]
+
+    def combination(self, overrides: list[str]) -> str:
+        """Returns what distinguishes a combination from the others."""
+        return " ".join(swept_words(self._varied, overrides))
+
+    def note_failure(self, combination: str, why: str) -> None:
         """Keeps a combination that has failed for the summary."""
-        self._failed[" ".join(swept_words(self._varied, overrides))] = why
+        self._failed[combination] = why
 
     def take(self, config: Config, overrides: list[str], backend_reason: str | None = None) -> int:
-        """Takes the next combination: runs it here to its end, or keeps it for the queue.
+        """Takes the next combination as `run` does, and notes its failure.
+
+        Returns:
+            The exit code that ends the sweep; 0 if it goes on.
+        """
+        code = self.run(config, overrides, backend_reason)
+        if code == DONE or code >= FIRST_STOPPED or not self.goes_on:
+            return code
+        self.note_failure(self.combination(overrides), f"exit code {code}; see {self.run_dirs[-1]}")
+        return DONE
+
+    def run(self, config: Config, overrides: list[str], backend_reason: str | None, name: str | None = None) -> int:
+        """Runs the next combination here to its end, or keeps it for the queue.
 
         Args:
             config: its configuration.
             overrides: the overrides that make it, for the record.
             backend_reason: why its backend is not ORT, if nobody chose it.
+            name: the run's name; None names it by what varies.
 
         Returns:
-            The exit code that ends the sweep; 0 if it goes on.
+            The exit code of the run.
         """
         if self._first is None:
             self._first = config
-            self._name = swept_name(self._varied, config.name)
+            self._name = self._kind + swept_name(self._varied, config.name).removeprefix("sweep")
         self._check_launcher(config)
-        run = self._planned_run(config, overrides, backend_reason)
+        name = name or combination_name(config, self._varied, overrides)
+        run = self._planned_run(dataclasses.replace(config, name=name), overrides, backend_reason)
         self._planned.append(run)
         launcher = launcher_of(config)
         if isinstance(launcher, QueueLauncher):
@@ -83,17 +108,13 @@ class Multirun:
         if not config.launcher.dry_run:
             self._record_runs()
         try:
-            code = launcher.submit(run.plan, run.config, overrides)
+            return launcher.submit(run.plan, run.config, overrides)
         except RequestError:
             if self.has_run:
                 # It has no folder.
                 self._planned.pop()
                 self._record_runs()
             raise
-        if code == DONE or code >= FIRST_STOPPED or not self.goes_on:
-            return code
-        self.note_failure(overrides, f"exit code {code}; see {run.plan.run_dir}")
-        return DONE
 
     def _check_launcher(self, config: Config) -> None:
         """Refuses a combination whose launcher is not that of the combinations before it."""
@@ -102,8 +123,7 @@ class Multirun:
             raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
 
     def _planned_run(self, config: Config, overrides: list[str], backend_reason: str | None) -> PlannedRun:
-        """Plans a combination as the next run of the sweep, under a name that shows what varies."""
-        config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
+        """Plans a combination as the next run of the sweep."""
         config, why = chosen(config)
         task = SweepTask(self._folder, len(self._planned))
         plan = dataclasses.replace(make_plan(config, why or backend_reason), sweep=task)
@@ -115,7 +135,7 @@ class Multirun:
             self._sweep = self._created()
             # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
             Run(self._folder).note_launcher()
-        self._sweep.write([one.plan.run_dir for one in self._planned], complete=False)
+        self._sweep.write(self.run_dirs, complete=False)
 
     def close(self, code: int) -> int:
         """Submits all combinations, or ends the sweep. No further combination may come.
@@ -134,13 +154,13 @@ class Multirun:
         if isinstance(launcher, QueueLauncher):
             return launcher.submit_many(SweepPlan(self._name, self._folder, self._planned, self._created))
         if self._sweep is not None:
-            self._sweep.write([one.plan.run_dir for one in self._planned], complete=True)
+            self._sweep.write(self.run_dirs, complete=True)
             statuses = {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set()
             ended = end_sweep(self._folder, config, statuses)
             code = code or ended
             for combination, why in self._failed.items():
                 say(f"ortlaunch: {combination} failed: {why}", file=sys.stderr)
-            print(f"sweep:      {self._folder}")
+            print(f"{self._kind}:      {self._folder}")
             for command in trackers.compare_commands(config, "--sweep", str(self._folder)):
                 print(f"compare:    {command}")
         return code

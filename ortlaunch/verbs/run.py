@@ -108,7 +108,7 @@ class _Launches:
             if task is None or self._multirun is None or not self._multirun.goes_on:
                 self._error = error
             else:
-                self._multirun.note_failure(task.overrides, str(error))
+                self._multirun.note_failure(self._multirun.combination(task.overrides), str(error))
 
     def _close(self) -> int:
         if self._multirun is not None and (self._error is None or self._multirun.has_run):
