@@ -86,7 +86,7 @@ def test_a_failed_inference_leaves_no_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_batch_norm_keeps_the_sizes_of_its_input() -> None:
-    """Otherwise each concatenation behind it is one more inference of the whole graph."""
+    """Otherwise each concatenation or sum behind it is one more inference of the whole graph."""
     from onnx import TensorProto, helper
 
     session.import_ortmodule()

@@ -116,7 +116,7 @@ def _set_loss_shape(inference: Any, original: Callable[[Any], None], node: Any) 
 def _set_batch_norm_shapes(inference: Any, node: Any) -> None:
     """Infers what onnxruntime infers for ``BatchNormalization`` alone.
 
-    It would invent sizes behind each layer, and infer the whole graph once more for each ``cat`` of such results.
+    It would invent sizes behind each layer, and infer the whole graph again for each ``cat`` or sum of such results.
     """
     inference._propagate_shape_and_type(node)
     for index in range(1, len(node.output)):
