@@ -471,6 +471,40 @@ def cuts(rng: random.Random) -> dict[str, Case]:
     }
 
 
+def standardized(rng: random.Random) -> dict[str, Case]:
+    """Weights computed by calls of PyTorch, of which a convolution needs the sizes; the number of samples varies."""
+
+    def kernel(w: Tensor) -> Tensor:
+        return (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
+
+    def of_both(w: Tensor) -> Tensor:
+        deviation, mean = torch.std_mean(w, (1, 2, 3), keepdim=True)
+        return (w - mean) / deviation
+
+    def rows(w: Tensor) -> Tensor:
+        return (w - w.mean(1, keepdim=True)) / w.std(1, keepdim=True)
+
+    def conv(function: Callable[[Tensor], Tensor]) -> Case:
+        layer = nn.Conv2d(3, 4, 3)
+        return Case(
+            lambda x, layer: functional.conv2d(x, function(layer.weight), layer.bias), [(3, 6, 5)], modules=[layer]
+        )
+
+    return {
+        "std": conv(kernel),
+        "var": conv(lambda w: w / (w.var((1, 2, 3), keepdim=True) + 1e-5).sqrt()),
+        "std_mean": conv(of_both),
+        "of_a_layer": Case(
+            lambda x, layer: functional.linear(x, rows(layer.weight)), [(5, 4)], modules=[nn.Linear(4, 3)]
+        ),
+        "of_samples": Case(lambda x: (x - x.mean((0, 2), keepdim=True)) / x.std((0, 2), keepdim=True), [(5, 4)]),
+        "of_each_sample": Case(lambda x, layer: layer(kernel(x)), [(3, 6, 5)], modules=[nn.Conv2d(3, 4, 3)]),
+        "of_samples_and_weights": Case(
+            lambda x, layer: layer(x) * torch.hypot(x[..., :3], layer.weight[:, 0]), [(5, 4)], modules=[nn.Linear(4, 3)]
+        ),
+    }
+
+
 def contracted(rng: random.Random) -> dict[str, Case]:
     """Products of operands that are broadcast along a label."""
     both = ((5, 4), (3, 4))
@@ -505,7 +539,7 @@ GROUPS = {
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
         *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded, of_zeros),
-        *(limited, squeezed, contracted),
+        *(limited, squeezed, standardized, contracted),
     )
 }
 

@@ -83,3 +83,27 @@ def test_a_failed_inference_leaves_no_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(Exception, match="Incomplete symbolic shape inference"):
         SymbolicShapeInference.infer_shapes(model)
     assert not list(tmp_path.iterdir())
+
+
+def test_batch_norm_keeps_the_sizes_of_its_input() -> None:
+    """Otherwise each concatenation or sum behind it is one more inference of the whole graph."""
+    from onnx import TensorProto, helper
+
+    session.import_ortmodule()
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    from ortlaunch.ort.kernels import shapes
+
+    shapes.register()
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    given = {"x": (half, ["rows", 3, "height", 5])}
+    given |= {name: (kind, [3]) for name, kind in (("weight", half), ("bias", half), ("mean", single), ("var", single))}
+    inputs = [helper.make_tensor_value_info(name, *each) for name, each in given.items()]
+    names = ["y", "next_mean", "next_var", "batch_mean", "batch_inverse_std"]
+    node = helper.make_node("BatchNormInternal", list(given), names, domain="com.microsoft", training_mode=1)
+    outputs = [helper.make_empty_tensor_value_info(name) for name in names]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "graph", inputs, outputs), opset_imports=opsets)
+    inferred = SymbolicShapeInference.infer_shapes(model, auto_merge=True, guess_output_rank=True)
+    found = [helper.make_tensor_value_info(name, *given["x" if name == "y" else "mean"]) for name in names]
+    assert list(inferred.graph.output) == found

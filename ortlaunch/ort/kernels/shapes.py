@@ -28,6 +28,7 @@ def register() -> None:
         original(self, *args, **kwargs)
         for operator in _LOSSES:
             self.dispatcher_[operator] = partial(_set_loss_shape, self, self.dispatcher_[operator])
+        self.dispatcher_["BatchNormInternal"] = partial(_set_batch_norm_shapes, self)
         for operator, shapes in _SHAPES.items():
             self.aten_op_dispatcher_[operator] = lambda node, shapes=shapes: _set_shapes(self, node, shapes)
 
@@ -110,6 +111,17 @@ def _set_loss_shape(inference: Any, original: Callable[[Any], None], node: Any) 
     if get_attribute(node, "reduction", b"mean") == b"none":
         shape = inference.known_vi_[node.output[0]].type.tensor_type.shape
         shape.CopyFrom(inference.known_vi_[node.input[1]].type.tensor_type.shape)
+
+
+def _set_batch_norm_shapes(inference: Any, node: Any) -> None:
+    """Infers what onnxruntime infers for ``BatchNormalization`` alone.
+
+    It would invent sizes behind each layer, and infer the whole graph again for each ``cat`` or sum of such results.
+    """
+    inference._propagate_shape_and_type(node)
+    for index in range(1, len(node.output)):
+        # The statistics have the shape and the type of the running mean.
+        inference._propagate_shape_and_type(node, input_index=3, output_index=index)
 
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:

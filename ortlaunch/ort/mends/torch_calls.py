@@ -24,7 +24,7 @@ from torch import Tensor
 from ortlaunch.ort.mends import in_part
 from ortlaunch.ort.mends.in_part import OPSET as OPSET
 from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
-from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number
+from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number, sizes
 
 _BOOL = 9
 """ONNX's code of the dtype."""
@@ -227,9 +227,9 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
 def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: int, output: Any) -> Any:
     """Adds the node for one result of the operator."""
     kind = output.type().scalarType()
-    sizes = output.type().sizes() if output.type().kind() == "TensorType" else None
+    rank = output.type().dim() if output.type().kind() == "TensorType" else None
     kinds = {tensor.type().scalarType() for tensor in tensors}
-    if kind is None or sizes is None or None in kinds:
+    if kind is None or rank is None or None in kinds:
         raise _NotServedError("a dtype or a number of dimensions is unknown")
     if any("Complex" in one for one in (kind, *kinds)):
         raise _NotServedError("ONNX has no complex numbers")
@@ -250,9 +250,12 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
         raise _NotServedError(f"it takes more than {_MOST_TENSORS} tensors")
     places = {place: at for at, place in enumerate(order)}
     kinds_in_order = [_DTYPES.index(one.type().scalarType()) for one in inputs]
-    spelled = _spelled(schema, _moved(others, places), index, len(sizes), kinds_in_order)
+    spelled = _spelled(schema, _moved(others, places), index, rank, kinds_in_order)
     node = (_CALLS if kind in FLOATS else _VALUES)[len(inputs)]
-    result = node(g, *inputs, spelled, dims=[None] * len(sizes))
+    shapes = [sizes(one) for one in inputs]
+    # A convolution is exported only where the sizes of its weight are known, which may be computed from a parameter.
+    is_known = all(None not in shape for shape in shapes)
+    result = node(g, *inputs, spelled, dims=_shape(*shapes, spelled) if is_known else [None] * rank)
     return g.op("Cast", result, to_i=_BOOL) if is_truth else result
 
 
