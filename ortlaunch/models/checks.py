@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.models.strides import is_dense
+from ortlaunch.models.strides import is_dense, is_own
 
 _WRAPPERS = {
     "ORTModule": ("onnxruntime", "torch_ort"),
@@ -143,6 +143,12 @@ def _refuse_shared_memory(model: nn.Module) -> None:
     for weights in together.values():
         if all(not weight.requires_grad for _, weight in weights) or (len(weights) == 1 and is_dense(weights[0][1])):
             continue
+        if expanded := [path for path, weight in weights if not is_own(weight)]:
+            raise RequestError(
+                f"several elements of the model's weight '{expanded[0]}' lie in the same memory, as expand() leaves "
+                "them, and cannot be trained: make it a torch.nn.Parameter before it is expanded, and expand it in "
+                "forward"
+            )
         # Which weight has each element of the memory; in numpy, since torch has no values while a run is estimated.
         owners = np.zeros(weights[0][1].untyped_storage().nbytes() // weights[0][1].element_size(), dtype=np.int32)
         for number, (path, weight) in enumerate(weights, start=1):
@@ -156,12 +162,6 @@ def _refuse_shared_memory(model: nn.Module) -> None:
                     "or one of them a .clone()"
                 )
             place[...] = number
-            if np.count_nonzero(owners == number) < weight.numel():
-                raise RequestError(
-                    f"several elements of the model's weight '{path}' lie in the same memory, as expand() leaves them, "
-                    "and cannot be trained: make it a torch.nn.Parameter before it is expanded, and expand it in "
-                    "forward"
-                )
 
 
 def check_precision(model: nn.Module) -> None:

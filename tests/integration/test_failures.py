@@ -22,12 +22,12 @@ class Killed(Net):
         os.kill(os.getpid(), signal.SIGKILL)
 
 class Large(Net):
-    # A weight of a TiB that takes no memory, and that no step uses.
+    # A weight of a TiB in a file that has nothing in it takes no memory; no step uses it.
     _ddp_params_and_buffers_to_ignore = ("large", ".large")
 
     def __init__(self):
         super().__init__()
-        self.large = nn.Parameter(torch.zeros(1).expand(2**38))
+        self.large = nn.Parameter(torch.from_file("large", shared=True, size=2**38))
 
     def stumble(self): ...
 
@@ -104,7 +104,10 @@ def test_a_wrong_request_found_by_a_worker_is_one_line(run):
     assert result.status == "FAILED"
 
 
-LARGE = ("model.target=nets:Large", "train.checkpoint_every=null", "train.save_weights=false")
+LARGE = (
+    *("model.target=nets:Large", "trainer.find_unused_parameters=true"),
+    *("train.checkpoint_every=null", "train.save_weights=false"),
+)
 """Whose gradients and optimizer state would take 3 TiB."""
 
 
