@@ -59,12 +59,18 @@ def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_va
         _keep_labels(first, slice(0, 2))
         _keep_labels(second, slice(1, 4))
     both = {name: torch.cat([tensor, second[name]]) for name, tensor in first.items()}
+    measured = (first, second, both)
+    try:
+        losses = [_loss(model, task, one) for one in measured]
+    except Exception:  # A model may refuse such samples for any reason of its own.
+        return set()
+    return {name for name, rule in RULES.items() if _fits(losses, [_count(rule, one) for one in measured])}
+
+
+def _loss(model: torch.nn.Module, task: Task, batch: Batch) -> float:
+    # Each goes out from the same state, and copies, since a forward may change its inputs in place.
     with untouched(model), evaluation(model), torch.no_grad():
-        try:
-            losses = [float(task.loss(model, _copied(one))) for one in (first, second, both)]
-        except Exception:  # A model may refuse such samples for any reason of its own.
-            return set()
-    return {name for name, rule in RULES.items() if _fits(losses, [_count(rule, one) for one in (first, second, both)])}
+        return float(task.loss(model, {name: tensor.clone() for name, tensor in batch.items()}))
 
 
 def _fits(losses: list[float], counts: list[int]) -> bool:
@@ -87,8 +93,3 @@ def _keep_labels(sample: Batch, positions: slice) -> None:
         kept = labels[:, positions].clone()
         labels.fill_(IGNORED)
         labels[:, positions] = kept
-
-
-def _copied(batch: Batch) -> Batch:
-    # A forward may change its inputs in place.
-    return {name: tensor.clone() for name, tensor in batch.items()}
