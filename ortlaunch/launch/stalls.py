@@ -57,12 +57,13 @@ class Stalls:
                 "(it was stopped or suspended, or its terminal took no output): it goes on"
             )
         now = self._clock.seconds
-        if now - self._looked < _LOOK_SECONDS:
+        # A worker that goes on may end its run within the next two seconds: it is looked for at each call.
+        if now - self._looked < _LOOK_SECONDS and not self._told:
             return lines
         self._looked = now
         self._take_signs(now)
         before = dict(self._told)
-        for rank in self._seen:
+        for rank in sorted(self._seen.keys() | self._told.keys()):
             lines += self._judge(rank, now)
         if self._told != before:
             self._journal()
@@ -81,7 +82,7 @@ class Stalls:
         self._marks = marks
 
     def _judge(self, rank: int, now: float) -> list[str]:
-        silent = now - self._seen[rank]
+        silent = now - self._seen.get(rank, now)
         if rank in self._told:
             if silent > _LOOK_SECONDS:
                 return []

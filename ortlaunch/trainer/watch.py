@@ -138,8 +138,8 @@ class Watch:
                 text = "this worker could not run (stopped, suspended or paused), or held Python's lock"
                 print(f"ortlaunch: {text}, for {stood:.0f} s: it goes on", file=sys.stderr, flush=True)
             # Written rarely while there is progress. Without progress the count is final, and the file's time shows
-            # that this process still runs.
-            if self._stands_still(_WRITE_SECONDS) or now - written > _WRITE_SECONDS:
+            # that this process still runs, or goes on.
+            if stood > _WRITE_SECONDS or self._stands_still(_WRITE_SECONDS) or now - written > _WRITE_SECONDS:
                 written = now
                 with suppress(OSError):
                     self._write()

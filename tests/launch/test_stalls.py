@@ -146,3 +146,11 @@ def test_time_in_which_the_process_could_not_run_does_not_count() -> None:
     time.seconds += 1000.0
     assert clock.tick() == 998.0
     assert clock.seconds == 2.5
+
+
+def test_one_that_goes_on_and_ends_at_once_is_told(scene: Scene) -> None:
+    (line,) = scene.pass_seconds(40, 0, 2)
+    scene.run.beat_file(1).unlink()
+    (line,) = scene.pass_seconds(1, 0, 2)
+    assert line.startswith("ortlaunch: rank 1 goes on at 20")
+    assert scene.run.state().standing == ""
