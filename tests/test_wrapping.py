@@ -93,15 +93,15 @@ def test_the_backend_is_inside_and_the_trainer_around_it(trainer: str, tmp_path:
     task = make_task(model, batch)
     engine = wrap(model, chosen, WORKERS, task, tmp_path)
     assert type(engine.inner).__name__ == "ORTModule"
-    first = engine.micro_step(batch, last=True)
+    first = engine.micro_step(batch, last=True).loss
     engine.step()
     for _ in range(5):
-        last = engine.micro_step(batch, last=True)
+        last = engine.micro_step(batch, last=True).loss
         engine.step()
     assert last < first
     assert session.is_active(engine.inner)
     if isinstance(engine, TorchEngine):
-        assert isinstance(engine._module, DistributedDataParallel) == (trainer == "ddp")
+        assert isinstance(engine.module, DistributedDataParallel) == (trainer == "ddp")
     else:
         assert engine._engine.module is engine.inner
 
@@ -124,8 +124,8 @@ def test_ddp_takes_the_graph_for_static_where_the_model_is_known_to_allow_it(
     model = mlp()
     engine = wrap(model, config("backend=eager", *overrides), WORKERS, make_task(model, batch), tmp_path)
     assert isinstance(engine, DdpEngine)
-    assert engine._module.static_graph is static
-    assert engine._module.gradient_as_bucket_view
+    assert engine.module.static_graph is static
+    assert engine.module.gradient_as_bucket_view
 
 
 def test_parameters_without_a_part_in_the_loss_are_named_with_the_key(tmp_path: Path) -> None:

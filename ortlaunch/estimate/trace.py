@@ -285,7 +285,7 @@ class Rehearsal:
         step = backend.first_recheck if isinstance(backend, OrtConfig) else None
         if step is not None and step <= self._config.train.steps:
             with _whatever_it_finds():
-                self._backend.recheck(step, self._batch)
+                self._backend.micro_batch_begins(step, 0, self._batch)
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)
@@ -310,7 +310,7 @@ class Rehearsal:
             engine.forward_done = forward_done
             engine.micro_step(self._batch, last=last)
             with _whatever_it_finds():
-                self._backend.check_decisions(self._batch)
+                self._backend.micro_batch_ends(self._batch)
         return used
 
     def _optimizer_step(self, engine: Engine) -> None:
@@ -342,7 +342,7 @@ class Rehearsal:
                 stack.enter_context(engine.evaluating())
             engine.evaluate(self._batch)
             # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
-            self._backend.check_evaluated(self._batch)
+            self._backend.evaluated(self._batch)
 
     def _evaluate_before_comparison(self, engine: Engine) -> None:
         """Evaluates until the next step compares gradients, which is after the first, second, fourth time and so on."""

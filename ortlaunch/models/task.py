@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,16 @@ Batch = dict[str, torch.Tensor]
 _LABELS = "labels"
 _NAMED = 5
 """Keys of an output that a message names."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What comes of a micro-batch."""
+
+    loss: torch.Tensor
+    """A scalar on the model's device."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Named values: numbers or scalar tensors of a step; in an evaluation also ``preds`` and ``target``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,15 @@ class Task:
         Raises:
             RequestError: the outputs hold neither a loss nor logits that fit the labels.
         """
-        return loss_of(self.outputs(model, batch), batch)
+        return self.run(model, batch).loss
+
+    def run(self, model: torch.nn.Module, batch: Batch) -> Result:
+        """The same, with the values that training logs beside the loss."""
+        return Result(loss_of(self.outputs(model, batch), batch))
+
+    def evaluate(self, model: torch.nn.Module, batch: Batch) -> Result:
+        """The same in an evaluation, with what metrics are computed from."""
+        return self.run(model, batch)
 
 
 def make_task(model: torch.nn.Module, batch: Batch) -> Task:

@@ -20,13 +20,14 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
+from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
 
 
-class BackendRun:
+class BackendRun(Hook):
     """Eager PyTorch and torch.compile: what they compute is what PyTorch computes."""
 
     check_batches = 0
@@ -47,48 +48,6 @@ class BackendRun:
             RequestError: the backend cannot train the model.
         """
         return {}
-
-    def recheck(self, step: int, batch: Batch) -> bool:
-        """Compares the gradients with PyTorch's again, where that is due.
-
-        It is called before a step's first micro-batch, when no gradients of the run are in memory.
-
-        Args:
-            step: the step.
-            batch: its first micro-batch.
-
-        Returns:
-            Whether it has compared, which takes the time of some steps.
-
-        Raises:
-            WrongGradientsError: the backend computes something else.
-        """
-        return False
-
-    def check_decisions(self, batch: Batch) -> bool:
-        """Compares gradients where a value that the graph has frozen, or a size, is new; called after each micro-batch.
-
-        Args:
-            batch: the micro-batch.
-
-        Returns:
-            As `recheck`.
-
-        Raises:
-            RequestError: the value, or the size, now decides otherwise.
-        """
-        return False
-
-    def check_evaluated(self, batch: Batch) -> None:
-        """Compares the loss of a batch with PyTorch's: of the first, second, fourth, eighth batch that was evaluated
-        and so on, of those with new sizes, and where a value that the graph has frozen differs.
-
-        Args:
-            batch: on the model's device; the engine is evaluating, and has evaluated this batch.
-
-        Raises:
-            RequestError: PyTorch's loss is another one.
-        """
 
     @property
     def is_active(self) -> bool:
@@ -186,8 +145,13 @@ class OrtRun(BackendRun):
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
-    def recheck(self, step: int, batch: Batch) -> bool:
-        if not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+    def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
+        """Compares the gradients with PyTorch's again, where that is due, while no gradients of the run are in memory.
+
+        Raises:
+            WrongGradientsError: the backend computes something else.
+        """
+        if index or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
             return False
         if self._blocks:
             # The parameters of a block exist only while it runs: the step's first forward compares them.
@@ -201,7 +165,12 @@ class OrtRun(BackendRun):
             )
         return True
 
-    def check_decisions(self, batch: Batch) -> bool:
+    def micro_batch_ends(self, batch: Batch) -> bool:
+        """Compares gradients where a value that the graph has frozen, or a size, is new.
+
+        Raises:
+            RequestError: the value, or the size, now decides otherwise.
+        """
         from ortlaunch.ort.mends import decisions
 
         # On a GPU, a step's values are read when the next one has begun.
@@ -286,7 +255,13 @@ class OrtRun(BackendRun):
         if error is not None:
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
 
-    def check_evaluated(self, batch: Batch) -> None:
+    def evaluated(self, batch: Batch) -> None:
+        """Compares the loss of a batch with PyTorch's: of the first, second, fourth, eighth batch that was evaluated
+        and so on, of those with new sizes, and where a value that the graph has frozen differs.
+
+        Raises:
+            RequestError: PyTorch's loss is another one.
+        """
         from ortlaunch.ort import session
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.start import evaluation_error

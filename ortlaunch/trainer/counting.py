@@ -9,8 +9,8 @@ from ortlaunch.base.modules import import_named
 from ortlaunch.models.items import RULES, SAMPLES, Items, fitting_rules, samples
 from ortlaunch.models.registry import is_built_in, load_target
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.feed import Lookahead
+from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.workers import values_of_all
 
 _UNKNOWN = (
@@ -21,12 +21,12 @@ _UNKNOWN = (
 
 
 def counted_items(
-    context: RunContext, model: torch.nn.Module, task: Task, batches: Lookahead, *, labels_vary: bool
+    session: Session, model: torch.nn.Module, task: Task, batches: Lookahead, *, labels_vary: bool
 ) -> Items | None:
     """What each micro-batch's loss is a mean over; None where all micro-batches have as many. All workers call it.
 
     Args:
-        context: this worker's view of the run.
+        session: this worker's run.
         model: the plain model, on the CPU.
         task: how it is called.
         batches: the data; the first samples are looked at, and stay.
@@ -35,17 +35,17 @@ def counted_items(
     Raises:
         RequestError: ``train.items`` cannot be imported, or returns no number for the first batch.
     """
-    config = context.config
+    config = session.config
     if config.train.items is not None:
         return _asked(config.train.items, batches)
     own: Items | None = getattr(model, "loss_items", None)
     if own is not None or (is_built_in(config.model) and not labels_vary):
         return own
-    fitting = set.intersection(*values_of_all(_fitting(model, task, batches, labels_vary), context.control))
+    fitting = set.intersection(*values_of_all(_fitting(model, task, batches, labels_vary), session.control))
     rule = next((name for name in RULES if name in fitting), None)
-    if rule is None and context.workers.world_size * config.train.grad_accumulation > 1 and context.journal is not None:
+    if rule is None and session.workers.world_size * config.train.grad_accumulation > 1 and session.journal is not None:
         print(f"warning: {_UNKNOWN}", flush=True)
-        context.journal.tags({"ortlaunch.loss_items": "unknown"})
+        session.journal.tags({"ortlaunch.loss_items": "unknown"})
     return RULES[rule] if rule not in (None, SAMPLES) and labels_vary else None
 
 

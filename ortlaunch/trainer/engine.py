@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.models.modes import evaluation
-from ortlaunch.models.task import Batch
+from ortlaunch.models.task import Batch, Result, Task, weighed, with_gradient
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.guard import Guard
@@ -27,6 +28,10 @@ class Engine(ABC):
 
     inner: torch.nn.Module
     """The module that the backend returned: the plain model, or an ORTModule."""
+    module: torch.nn.Module
+    """What a step calls: `inner`, or what the trainer has put around it."""
+    task: Task
+    """How it is called, and how its loss is found."""
     sends_buffers: bool = False
     """Whether all workers take the first one's buffers before a step. Otherwise each worker has its own."""
     guard: Guard
@@ -40,8 +45,7 @@ class Engine(ABC):
     fp16, where a discarded step is no failure.
     """
 
-    @abstractmethod
-    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
+    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> Result:
         """Runs forward and backward of one micro-batch.
 
         Args:
@@ -50,8 +54,28 @@ class Engine(ABC):
             weight: called once, between forward and backward: the factor of the loss; None stands for 1.
 
         Returns:
-            The micro-batch's weighed loss, a detached scalar on the device.
+            The micro-batch's weighed loss, a detached scalar on the device, and its other values.
         """
+        with self.exchange(last=last):
+            result = self._forward(batch)
+            loss = with_gradient(result.loss)
+            self.forward_done()
+            loss = weighed(loss, weight())
+            self.backward(loss, last=last)
+        return replace(result, loss=loss.detach())
+
+    def exchange(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """The context of a micro-batch's forward and backward. `last` is as in `micro_step`."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Computes the gradients of a micro-batch's weighed loss, within `exchange`. `last` is as in `micro_step`."""
+
+    def _forward(self, batch: Batch) -> Result:
+        """Runs the forward of a micro-batch in training."""
+        with self.precision_context():
+            return self.task.run(self.module, self.model_inputs(batch))
 
     @abstractmethod
     def step(self) -> torch.Tensor | float | None:
@@ -64,9 +88,15 @@ class Engine(ABC):
             computed on the device.
         """
 
-    @abstractmethod
-    def evaluate(self, batch: Batch) -> torch.Tensor:
-        """The loss of a batch, a scalar on the device. It must be called within `evaluating`."""
+    def evaluate(self, batch: Batch) -> Result:
+        """The loss of a batch, and what metrics are computed from. It must be called within `evaluating`."""
+        with self.precision_context():
+            return self.task.evaluate(self.evaluated, self.model_inputs(batch))
+
+    @property
+    def evaluated(self) -> torch.nn.Module:
+        """What an evaluation calls."""
+        return self.inner
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

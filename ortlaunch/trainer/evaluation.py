@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.models.items import Items
-from ortlaunch.trainer.backend_run import BackendRun
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.workers import Workers
@@ -25,7 +26,7 @@ class Evaluation:
         last_step: int,
         workers: Workers,
         recorder: Recorder,
-        backend: BackendRun,
+        evaluated: Callable[[Batch], None],
     ) -> None:
         """
         Args:
@@ -35,7 +36,7 @@ class Evaluation:
             last_step: the run's last step, after which there is always an evaluation.
             workers: this worker's place.
             recorder: journals the result.
-            backend: compares what it computes with PyTorch where it has to.
+            evaluated: called with each batch after it was evaluated.
         """
         self._batches = [one.batch for one in batches]
         self._items = [float(items(one.batch)) if one.counts else 0.0 for one in batches]
@@ -43,7 +44,7 @@ class Evaluation:
         self._last_step = last_step
         self._workers = workers
         self._recorder = recorder
-        self._backend = backend
+        self._evaluated = evaluated
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
@@ -57,8 +58,8 @@ class Evaluation:
             for batch in self._batches:
                 # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
                 here = {name: tensor.to(self._workers.device, copy=True) for name, tensor in batch.items()}
-                losses.append(engine.evaluate(here))
-                self._backend.check_evaluated(here)
+                losses.append(engine.evaluate(here).loss)
+                self._evaluated(here)
         mean = self._mean(torch.stack(losses).double().tolist())
         self._recorder.evaluated(step, {"eval/loss": mean, "eval/seconds": time.perf_counter() - began})
         return mean

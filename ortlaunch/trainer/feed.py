@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Self
@@ -24,6 +24,19 @@ class PositionedBatch:
 
     batch: Batch
     position: Position
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A micro-batch of a step, on the device."""
+
+    batch: Batch
+    index: int
+    """Its number in the step, counted from 0."""
+    last: bool
+    """Whether the optimizer's step follows."""
+    weight: Callable[[], float | None]
+    """As `Feed.weight`."""
 
 
 class Lookahead:

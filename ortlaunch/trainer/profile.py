@@ -12,13 +12,14 @@ import torch
 
 from ortlaunch.config.schema import MemoryProfileConfig, NsightProfileConfig, ProfileConfig, TorchProfileConfig
 from ortlaunch.run.run import Run
+from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.workers import Workers
 
 _NOTHING = contextlib.nullcontext()
 _MOST_ALLOCATIONS = 200_000
 
 
-class Profile(ABC):
+class Profile(Hook, ABC):
     """Profiles ``steps`` steps from ``start`` on, counted from the first step of this attempt."""
 
     def __init__(self, cfg: ProfileConfig, first_step: int) -> None:
@@ -32,13 +33,11 @@ class Profile(ABC):
         self._active = False
 
     def step_begins(self, step: int) -> None:
-        """Before a step."""
         if step == self._begin:
             self._active = True
             self.start()
 
     def step_ends(self, step: int) -> bool:
-        """After a step; returns whether it was profiled, and so took longer than other steps."""
         if not self._active:
             return False
         self.step_ended()
@@ -49,7 +48,7 @@ class Profile(ABC):
 
     def span(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Names a part of a step in the results."""
-        return self.named(name) if self._active else _NOTHING
+        return self.named(name) if self._active else super().span(name)
 
     @abstractmethod
     def start(self) -> None:

@@ -1,17 +1,28 @@
-"""One worker's run, in its phases from the configuration to the results."""
+"""One worker's run, from the configuration to the results."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
+from ortlaunch.metrics.peaks import peak_flops
+from ortlaunch.models.items import samples
+from ortlaunch.run import checkpoints as store
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import ARTIFACT_FOLDER, Stopped
 from ortlaunch.trainer import memory_error, ranges
-from ortlaunch.trainer.build import build
-from ortlaunch.trainer.context import open_context
-from ortlaunch.trainer.leave import leave
-from ortlaunch.trainer.observe import observe
-from ortlaunch.trainer.train import train
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.build import Built, build
+from ortlaunch.trainer.checkpoint.resume import leave_behind
+from ortlaunch.trainer.evaluation import Evaluation
+from ortlaunch.trainer.feed import Feed, Weights
+from ortlaunch.trainer.hooks import Hook, Hooks
+from ortlaunch.trainer.loop import train
+from ortlaunch.trainer.profile import make_profile
+from ortlaunch.trainer.recorder import Recorder
+from ortlaunch.trainer.session import Session
+from ortlaunch.trainer.weights import save_weights
+from ortlaunch.trainer.workers import Workers, leave_group, separate_group
 
 
 def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str, float], started: float) -> None:
@@ -29,13 +40,120 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         TrainingError: the training failed; a lack of memory comes with figures and advice.
     """
     try:
-        context = open_context(config, run_dir, workers, started)
-        parts = build(context, startup)
-        observed = observe(context, parts)
-        trained = train(context, observed)
-        leave(context, trained)
+        session = Session(config, run_dir, workers, started)
+        built, hooks, evaluation = begin(session, startup)
+        with session.finishing_checkpoints():
+            train(session, hooks, evaluation)
+        session.finish()
+        # Writing may take longer than a step is allowed to.
+        with session.watch.paused():
+            _write_results(session, built)
+        session.watch.stop()
+        # The backend's thread pool is left to the end of the process: destroying one that still runs aborts the worker.
+        built.backend.close()
+        leave_group(workers)
     except Exception as error:
         explanation = memory_error.explained(ranges.explained(error, config), config, run_dir, workers.rank)
         if explanation is error:
             raise
         raise explanation from error
+
+
+def begin(session: Session, startup: dict[str, float]) -> tuple[Built, Hooks, Evaluation | None]:
+    """Builds what is trained and what watches it, and gets the session ready for its first step; all workers call it.
+
+    Args:
+        session: this worker's run.
+        startup: start-up times measured so far, by metric name.
+
+    Raises:
+        RequestError: the request cannot be fulfilled; nothing is journalled then, and no checkpoint is set aside.
+    """
+    built = build(session, startup)
+    recorder = _recorder(session, built)
+    hooks = Hooks(_hooks(session, built), recorder.disturbed)
+    evaluation = _evaluation(session, built, recorder, hooks)
+    leave_behind(session.start, session.workers, session.control)
+    if session.journal is not None:
+        _journal_start(session, built, session.journal)
+    session.begin(built, Feed(built.batches, session.workers.device, _weights(session, built)), recorder)
+    return built, hooks, evaluation
+
+
+def _recorder(session: Session, built: Built) -> Recorder:
+    cfg = session.config.train
+    return Recorder(
+        cfg,
+        session.workers,
+        session.journal,
+        session.system,
+        is_ort_active=lambda: built.backend.is_active,
+        flops_per_sample=built.flops_per_sample,
+        peak_flops=peak_flops(session.workers.device, cfg.precision, tf32=cfg.tf32),
+        start_step=session.start.step,
+        tokens_seen=session.start.tokens,
+    )
+
+
+def _hooks(session: Session, built: Built) -> list[Hook]:
+    profile = make_profile(session.config.profile, session.start.step + 1, session.run.path, session.workers)
+    return [built.backend] if profile is None else [profile, built.backend]
+
+
+def _evaluation(session: Session, built: Built, recorder: Recorder, hooks: Hooks) -> Evaluation | None:
+    cfg = session.config.train
+    if cfg.eval_every is None:
+        return None
+    held_out = built.loader.held_out(cfg.eval_samples)
+    return Evaluation(
+        held_out, built.items or samples, cfg.eval_every, cfg.steps, session.workers, recorder, hooks.evaluated
+    )
+
+
+def _weights(session: Session, built: Built) -> Weights | None:
+    if built.items is None:
+        return None
+    return Weights(built.items, None if session.workers.world_size == 1 else separate_group(session.config))
+
+
+def _journal_start(session: Session, built: Built, journal: Journal) -> None:
+    """Records the data and the machines, and where this attempt starts if it continues a run."""
+    start, run = session.start, session.run
+    fingerprint = built.loader.fingerprint
+    tags = {"ortlaunch.data_fingerprint": fingerprint}
+    for note in start.notes:
+        print(f"warning: {note}", flush=True)
+    if session.attempt:
+        tags["ortlaunch.restarts"] = str(session.attempt)
+    if start.path is not None:
+        print(f"going on from {start.path}, after step {start.step}", flush=True)
+        tags |= {"ortlaunch.resumed_from": str(start.path), "ortlaunch.resumable": "false"}
+        if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != run.checkpoints:
+            tags["ortlaunch.resumed_from_run"] = str(earlier)
+    journal.tags(tags)
+    # Without a checkpoint, a run that is resumed makes the steps again that its journal has.
+    if start.path is not None or session.attempt or run.state().step:
+        journal.rewind(start.step, f"goes on from {start.path}" if start.path else "starts from the beginning")
+    session.system.journal(journal, run.path, ARTIFACT_FOLDER)
+    journal.dataset(session.config.data.name, fingerprint, without_secrets(built.loader.origin))
+
+
+def _write_results(session: Session, built: Built) -> None:
+    """Leaves the weights, and a file that says whether all steps are done or where and why the run stopped."""
+    run, journal, cfg = session.run, session.journal, session.config.train
+    if journal is not None and session.config.profile is not None and run.profile.is_dir():
+        journal.artifact(run.profile)
+    if session.stopped_at is None:
+        if cfg.save_weights:
+            # All workers take part, and the first one gets the weights.
+            weights = session.engine.weights()
+            if session.workers.is_first:
+                save_weights(weights, built.model, run.weights)
+        if session.workers.is_first:
+            run.note_done(cfg.steps)
+    elif journal is not None:
+        # The file STOP says who asked; without the file it was a signal.
+        word = run.stop_word()
+        checkpoint = run.checkpoints / store.name_of(session.stopped_at)
+        run.note_stopped(Stopped(session.stopped_at, str(checkpoint), "signal" if word is None else word))
+        journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(session.stopped_at)})

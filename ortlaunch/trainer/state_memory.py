@@ -19,8 +19,8 @@ from ortlaunch.config.neighbours import further_changes, in_words, none_is_enoug
 from ortlaunch.config.schema import Config, Device, MemoryCheck, OptimizerConfig, Precision
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.config.trainers.base import Weights
-from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.precision import DTYPES
+from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.workers import Workers, values_of_all
 
 
@@ -40,22 +40,22 @@ class Room:
         return self.total if self.on_gpu else self.total // workers
 
 
-def check_state(context: RunContext, model: torch.nn.Module) -> None:
+def check_state(session: Session, model: torch.nn.Module) -> None:
     """Warns of a run whose state does not fit, or refuses it; all workers call it with the plain model that they built.
 
     Raises:
         RequestError: with ``train.memory_check=error``, the state does not fit.
     """
-    config, check = context.config, context.config.train.memory_check
+    config, check = session.config, session.config.train.memory_check
     if check is MemoryCheck.off:
         return
     weights = weights_of(model, config.optimizer, config.train.precision)
-    room = _room(context.workers, weights)
+    room = _room(session.workers, weights)
     # Whoever comes last has seen the machine with the models of all its workers.
-    _, line = max(values_of_all(judged(config, weights, room), context.control))
+    _, line = max(values_of_all(judged(config, weights, room), session.control))
     if line and check is MemoryCheck.error:
         raise RequestError(line)
-    if line and context.workers.is_first:
+    if line and session.workers.is_first:
         print(f"warning: {line}", flush=True)
 
 

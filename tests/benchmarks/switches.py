@@ -27,7 +27,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.trainer import backend_run
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.recorder import Recorder
-from ortlaunch.trainer.step_end import StepEnd
+from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.watch import Watch
 
@@ -151,10 +151,10 @@ def _switch(owner: Any, name: str, switch: str, instead: Callable[..., Any] = la
     setattr(owner, name, chosen)
 
 
-def _note_step(end: StepEnd, step: int, eval_loss: float | None = None) -> bool:
-    stops = _run_step_end(end, step, eval_loss)
+def _note_step(session: Session, step: int) -> bool:
+    saves = _saves(session, step)
     _turns.step_ends(step, is_first=os.environ["RANK"] == "0")
-    return stops
+    return saves
 
 
 def _not_asked(requests: StopRequests) -> bool:
@@ -163,12 +163,12 @@ def _not_asked(requests: StopRequests) -> bool:
     return False
 
 
-_run_step_end = StepEnd.run
+_saves = Session.saves
 
 
 def install() -> None:
     """Puts the switches into the classes that this worker uses."""
-    StepEnd.run = _note_step  # type: ignore[method-assign]
+    Session.saves = _note_step  # type: ignore[method-assign]
     _switch(Guard, "watch", "guard", lambda _guard, loss: loss)
     _switch(Guard, "check_gradients", "guard")
     _switch(Recorder, "is_log_step", "figures", lambda *_: False)

@@ -151,12 +151,12 @@ def _train(
         course = Course([], [], {})
         for step, batch in enumerate(batches, 1):
             engine.guard.step = step
-            run.recheck(step, batch)
-            course.losses.append(engine.micro_step(batch, last=True).clone())
+            run.micro_batch_begins(step, 0, batch)
+            course.losses.append(engine.micro_step(batch, last=True).loss.clone())
             course.gradients.append(
                 {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             )
-            run.check_decisions(batch)
+            run.micro_batch_ends(batch)
             engine.step()
         if isinstance(backend, OrtConfig) and not session.is_active(engine.inner):
             raise AssertionError("ONNX Runtime did not run the model")

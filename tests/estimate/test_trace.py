@@ -331,8 +331,8 @@ def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint(
 def test_what_comes_between_two_checkpoints_is_beside_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime is compared with PyTorch after an evaluation and in some steps, which holds gradients twice."""
     compared: list[str] = []
-    monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append("evaluation"))
-    monkeypatch.setattr(BackendRun, "recheck", lambda _self, step, batch: compared.append("step"))
+    monkeypatch.setattr(BackendRun, "evaluated", lambda _self, batch: compared.append("evaluation"))
+    monkeypatch.setattr(BackendRun, "micro_batch_begins", lambda _self, step, index, batch: compared.append("step"))
     config = to_config(
         compose(
             [
@@ -442,7 +442,7 @@ def test_the_first_worker_alone_copies_the_model_and_collects_the_weights() -> N
 
 def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append(len(batch)))
+    monkeypatch.setattr(BackendRun, "evaluated", lambda _self, batch: compared.append(len(batch)))
     traced("train.eval_every=5")
     assert compared == [2]
 
@@ -452,7 +452,7 @@ def test_the_step_after_an_evaluation_is_compared_beside_its_gradients(steps: in
     calls: list[str] = []
 
     class Backend(BackendRun):
-        def check_decisions(self, batch: Batch) -> bool:
+        def micro_batch_ends(self, batch: Batch) -> bool:
             calls.append("compared")
             return True
 
@@ -490,7 +490,7 @@ def test_gradients_are_compared_beside_the_copy_of_a_checkpoint_where_a_run_does
     seen: list[str] = []
 
     class Backend(BackendRun):
-        def check_evaluated(self, batch: Batch) -> None:
+        def evaluated(self, batch: Batch) -> None:
             seen.append("evaluated")
 
     common = ("model=mlp", "trainer=single", "train.eval_every=2", "train.steps=3")
@@ -519,10 +519,10 @@ def test_gradients_are_compared_beside_the_copy_of_a_checkpoint_where_a_run_does
 
 def test_what_a_comparison_with_pytorch_finds_does_not_end_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     class Backend(BackendRun):
-        def check_decisions(self, batch: Batch) -> bool:
+        def micro_batch_ends(self, batch: Batch) -> bool:
             raise WrongGradientsError("after an evaluation")
 
-        def recheck(self, step: int, batch: Batch) -> bool:
+        def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
             raise WrongGradientsError("while it trains")
 
         def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
@@ -562,7 +562,7 @@ def test_a_long_run_compares_its_gradients_beside_the_optimizers_state(steps: in
     seen: list[int] = []
 
     class Backend(BackendRun):
-        def recheck(self, step: int, batch: Batch) -> bool:
+        def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
             seen.append(step)
             return True
 

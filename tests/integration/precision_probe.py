@@ -51,11 +51,11 @@ def losses(config: Config, workers: Workers) -> list[float]:
     engine = wrap(model, config, workers, make_task(model, batches[0]), Path(sys.argv[1]).parent)
     seen = []
     for batch in batches:
-        loss = float(engine.micro_step(batch, last=True))
+        loss = float(engine.micro_step(batch, last=True).loss)
         engine.step()
         seen.append(float(workers.gather([loss]).mean()))
     with engine.evaluating():
-        assert bool(engine.evaluate(batches[0]).isfinite())
+        assert bool(engine.evaluate(batches[0]).loss.isfinite())
     return seen
 
 

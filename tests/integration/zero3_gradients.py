@@ -54,7 +54,7 @@ def one_backward(config: Config, workers: Workers) -> dict[str, Any]:
     ids = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(workers.rank))
     batch = {"input_ids": ids, "labels": ids}
     engine = wrap(model, config, workers, make_task(model, batch), Path(sys.argv[1]).parent)
-    loss = engine.micro_step(batch, last=True)
+    loss = engine.micro_step(batch, last=True).loss
     assert session.is_active(engine.inner) == (config.backend.name == "ort")
     consolidated = engine._engine._zero3_consolidated_16bit_state_dict()
     return {

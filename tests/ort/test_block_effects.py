@@ -339,9 +339,9 @@ def test_a_run_compares_its_blocks_again(tmp_path: Path, allow: list[Allow]) -> 
     run.check(make_task(model, batch()), [batch() for _ in range(3)])
     model(**batch()).backward()
     model.blocks[1].factors[0] = 2.0
-    assert not run.recheck(1, batch())
+    assert not run.micro_batch_begins(1, 0, batch())
     model(**batch())
-    assert run.recheck(2, batch()) is not bool(allow)
+    assert run.micro_batch_begins(2, 0, batch()) is not bool(allow)
     with contextlib.nullcontext() if allow else pytest.raises(WrongGradientsError, match=r"in the block blocks\.1"):
         model(**batch())
 

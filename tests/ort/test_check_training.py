@@ -825,12 +825,12 @@ def test_a_number_that_differs_and_decides_nothing_yet_is_compared_when_it_is_ne
     compared = []
     for batch in summing(*harmless):
         task.loss(wrapped, batch).backward()
-        compared.append(backend.check_decisions(batch))
+        compared.append(backend.micro_batch_ends(batch))
     assert compared == ([True, True, False] if kind is Counted else [False] * 4)
     (batch,) = summing(decides)
     task.loss(wrapped, batch).backward()
     with pytest.raises(RequestError, match=rf"{words} in this step.* traced with .*frozen_branch"):
-        backend.check_decisions(batch)
+        backend.micro_batch_ends(batch)
 
 
 def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> None:
@@ -847,7 +847,7 @@ def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> 
         with torch.no_grad():
             loss = task.loss(wrapped, batch)
         compared.append(len(decisions._unverified_in_evaluation))
-        backend.check_evaluated(batch)
+        backend.evaluated(batch)
         return loss
 
     for batch in summing(9, 12, 10, 11):
@@ -886,13 +886,13 @@ class Course:
     def compares(self, batch: Batch) -> bool:
         """Trains on a batch; whether its gradients were compared."""
         self._task.loss(self._wrapped, batch).backward()
-        return self.backend.check_decisions(batch)
+        return self.backend.micro_batch_ends(batch)
 
     def evaluate(self, batch: Batch) -> None:
         self._wrapped.eval()
         with torch.no_grad():
             self._task.loss(self._wrapped, batch)
-        self.backend.check_evaluated(batch)
+        self.backend.evaluated(batch)
         self._wrapped.train()
 
 
@@ -1094,10 +1094,10 @@ def test_an_evaluated_batch_of_new_sizes_is_compared() -> None:
     for number in (0, 1):
         with torch.no_grad():
             task.loss(wrapped, data[number])
-        backend.check_evaluated(data[number])
+        backend.evaluated(data[number])
     # The third one is compared for its sizes alone.
     with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
-        backend.check_evaluated(rows(data[0], 16))
+        backend.evaluated(rows(data[0], 16))
 
 
 class OtherwiseInEvaluation(Net):
@@ -1131,7 +1131,7 @@ def evaluations(way: str, allow: list[Allow], batches: int = 4) -> OrtRun:
     for number in range(batches):
         with torch.no_grad():
             task.loss(wrapped, data[number % len(data)])
-            backend.check_evaluated(data[number % len(data)])
+            backend.evaluated(data[number % len(data)])
     return backend
 
 
@@ -1193,14 +1193,14 @@ def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> 
     backend = run_of(wrapped, OrtConfig(recheck_every=5, allow=allow))
     data = drawn()
     backend.check(make_task(model, data[0]), data)
-    assert [step for step in range(1, 12) if backend.recheck(step, data[0])] == [5, 10]
+    assert [step for step in range(1, 12) if backend.micro_batch_begins(step, 0, data[0])] == [5, 10]
     double_a_gradient(wrapped, "first.bias")
-    assert backend.recheck(14, data[0]) is False
+    assert backend.micro_batch_begins(14, 0, data[0]) is False
     if allow:
-        assert backend.recheck(15, data[0]) is True
+        assert backend.micro_batch_begins(15, 0, data[0]) is True
     else:
         with pytest.raises(TrainingError, match=r"step 15: .*the gradient of first.bias differs by"):
-            backend.recheck(15, data[0])
+            backend.micro_batch_begins(15, 0, data[0])
 
 
 class Sampling(Net):
@@ -1302,9 +1302,9 @@ def test_batches_are_compared_in_the_dtypes_that_the_engine_gives_to_the_model()
     cast.model_inputs = lambda batch: batch | {"x": batch["x"].double()}
     data = drawn()
     backend.check(make_task(model, data[0]), data)
-    assert backend.recheck(1, data[0])
+    assert backend.micro_batch_begins(1, 0, data[0])
     wrapped.eval()
-    backend.check_evaluated(data[0])
+    backend.evaluated(data[0])
     assert session.is_active(wrapped)
 
 

@@ -104,9 +104,9 @@ class Course:
         """Trains on, step by step."""
         for step, batch in enumerate(self._batches, 1):
             self.engine.guard.step = step
-            self._run.recheck(step, batch)
-            loss = self.engine.micro_step(batch, last=True)
-            self._run.check_decisions(batch)
+            self._run.micro_batch_begins(step, 0, batch)
+            loss = self.engine.micro_step(batch, last=True).loss
+            self._run.micro_batch_ends(batch)
             yield float(loss)
             self.engine.step()
         self._run.close()

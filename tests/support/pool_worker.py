@@ -29,7 +29,7 @@ from ortlaunch.base.modules import add_working_folder
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.run import failure
-from ortlaunch.trainer import context
+from ortlaunch.trainer import session
 from ortlaunch.trainer.run import train_run
 from ortlaunch.trainer.workers import Workers, join
 from tests.support.recording import recorded
@@ -47,7 +47,7 @@ class _Groups:
     def __init__(self) -> None:
         self._kept: list[dist.ProcessGroup] = []
         self._taken = 0
-        self._make = context.separate_group
+        self._make = session.separate_group
 
     def begin(self, *, after_failure: bool) -> None:
         """Another run begins. One that failed may have left its groups in the midst of a collective."""
@@ -67,7 +67,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     workers: Workers | None = None
     groups = _Groups()
-    context.separate_group = groups.take
+    session.separate_group = groups.take
     for number in itertools.count(1):
         request = _wait_for(folder / f"{number}.request")
         if request is None:

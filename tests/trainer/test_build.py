@@ -1,4 +1,4 @@
-"""The order in which a run is built: in its types, and in the random numbers that the first step draws."""
+"""What a run is built of, and the random numbers that its first step draws."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import errno
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_type_hints
+from typing import cast
 
 import numpy
 import pytest
@@ -23,33 +22,15 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.events import Rewound
 from ortlaunch.run.journal import iterate
-from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, prepare, train
+from ortlaunch.trainer import build, prepare, run, session, stop
 from ortlaunch.trainer.backend_run import BackendRun
-from ortlaunch.trainer.checkpoint import resume, rng
+from ortlaunch.trainer.checkpoint import resume
 from ortlaunch.trainer.checkpoint.saver import Saver, Written
-from ortlaunch.trainer.feed import Feed, Lookahead
+from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import check_ids
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.workers import Workers, separate_group
 
 WORDS = ("model=mlp", "data=digits", "train.batch_size=4", "trainer=single", "backend=eager", "device=cpu")
-
-PHASES: tuple[Callable[..., Any], ...] = (
-    *(resume.find, build.open_data, build.build_model, build.wrap_model, build.restore, build.check_backend),
-    *(build.seed_training, observe.observe, train.train, leave.leave),
-)
-"""In the order in which a run goes through them."""
-
-
-def test_every_phase_takes_what_the_one_before_it_returns() -> None:
-    """A phase that is called too early has nothing to be called with: mypy and this test see it."""
-    hints = [get_type_hints(phase) for phase in PHASES]
-    returned = [hint["return"] for hint in hints[:-1]]
-    assert len(set(returned)) == len(returned)
-    for before, hint in zip(returned, hints[1:], strict=True):
-        taken = {kind for name, kind in hint.items() if name != "return"}
-        assert before in taken
-        # Nothing of another phase can stand in for it.
-        assert taken & set(returned) == {before}
 
 
 def test_a_model_that_is_loaded_in_evaluation_mode_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,26 +58,28 @@ def draw_from_every_generator() -> tuple[float, float, float]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., context.RunContext]]:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., session.Session]]:
     """Opens the context of a run of one worker in this process."""
     made = []
 
-    def make(*words: str) -> context.RunContext:
+    def make(*words: str) -> session.Session:
         run_dir = tmp_path / str(len(made))
         run_dir.mkdir()
         config = to_config(compose([*WORDS, *words]))
-        made.append(context.open_context(config, run_dir, Workers(0, 1, torch.device("cpu"), threads=1), 0.0))
+        made.append(session.Session(config, run_dir, Workers(0, 1, torch.device("cpu"), threads=1), 0.0))
         return made[-1]
 
+    monkeypatch.setattr(stop.StopRequests, "listen", lambda _: None)  # The signals are the tests' own.
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield make
     for one in made:
+        one.system.sampler.stop()
         one.watch.stop()
     dist.destroy_process_group()
 
 
 def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
-    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a check and without one, the first step draws the same numbers and gets the same batches."""
     plain = build.build(opened(), {})
@@ -123,7 +106,7 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
     ],
 )
 def test_a_library_model_that_cannot_take_the_data_says_so_in_one_message(
-    opened: Callable[..., context.RunContext], words: list[str], said: str
+    opened: Callable[..., session.Session], words: list[str], said: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
         build.build(opened(*words), {})
@@ -132,7 +115,7 @@ def test_a_library_model_that_cannot_take_the_data_says_so_in_one_message(
 
 
 def test_the_count_of_operations_leaves_the_first_batch_as_it_is(
-    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Doubles(torch.nn.Module):
         """Changes its input in place."""
@@ -146,24 +129,25 @@ def test_the_count_of_operations_leaves_the_first_batch_as_it_is(
             return self.linear(pixel_values.flatten(1))
 
     made = opened()
-    (before,) = Lookahead(build.open_data(made, build.resume.Start()).loader).peek(1)
-    built = replace(build.build_model(made, build.open_data(made, build.resume.Start())), model=Doubles())
-    monkeypatch.setattr(build, "wrap", lambda *_: None)
-    (after,) = build.wrap_model(made, built).batches.peek(1)
+    (before,) = Lookahead(build.open_data(made)[0]).peek(1)
+    loader, _ = build.open_data(made)
+    batches = Lookahead(loader)
+    build.first_forward(made, Doubles(), loader, batches)
+    (after,) = batches.peek(1)
     torch.testing.assert_close(after["pixel_values"], before["pixel_values"], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_worker_counts_operations(
-    rank: int, opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    rank: int, opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forward with a collective waits for all of them."""
     made = opened()
-    built = build.build_model(made, build.open_data(made, build.resume.Start()))
+    loader, _ = build.open_data(made)
+    model, _, _ = build.build_model(made, loader)
     monkeypatch.setattr(build, "counted_flops", lambda *_: 7.0)
-    monkeypatch.setattr(build, "wrap", lambda *_: None)
-    there = SimpleNamespace(config=made.config, workers=Workers(rank, 2, torch.device("cpu"), threads=1), run=made.run)
-    assert build.wrap_model(cast(context.RunContext, there), built).flops_per_sample == 7.0
+    made.workers = Workers(rank, 2, torch.device("cpu"), threads=1)
+    assert build.first_forward(made, model, loader, Lookahead(loader))[1] == 7.0
 
 
 def test_a_users_own_model_that_cannot_take_the_data_has_its_traceback() -> None:
@@ -183,22 +167,22 @@ def test_a_users_own_model_that_cannot_take_the_data_has_its_traceback() -> None
 
 
 def test_the_processes_that_read_data_keep_no_copy_of_the_first_weights(
-    opened: Callable[..., context.RunContext],
+    opened: Callable[..., session.Session],
 ) -> None:
     """They are forked before there are any."""
-    data = build.open_data(opened("data.workers=1"), resume.Start())
-    with data.loader:
-        before = list(data.loader.processes)
-        next(data.loader)
-        assert len(before) == 1 and list(data.loader.processes) == before
+    loader, _ = build.open_data(opened("data.workers=1"))
+    with loader:
+        before = list(loader.processes)
+        next(loader)
+        assert len(before) == 1 and list(loader.processes) == before
 
 
 def test_the_job_of_a_resume_follows_what_it_was_given(
-    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the run's fourth attempt and the first one of its own launch. Later ones take the newest checkpoint."""
     asked = []
-    monkeypatch.setattr(build.resume, "find", lambda *_, attempt: asked.append(attempt) or build.resume.Start())
+    monkeypatch.setattr(resume, "find", lambda *_, attempt: asked.append(attempt) or resume.Start())
     monkeypatch.setenv("ORTLAUNCH_ATTEMPT", "3")
     for restarts in ("0", "1"):
         monkeypatch.setenv("ORTLAUNCH_RESTARTS", restarts)
@@ -209,27 +193,24 @@ def test_the_job_of_a_resume_follows_what_it_was_given(
 
 
 def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
-    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever building, restoring and checking draw before the first step."""
     first = opened()
-    observed = observe.observe(first, build.build(first, {}))
-    feed = Feed(observed.parts.batches, first.workers.device)
-    feed.take()
+    built, _, _ = run.begin(first, {})
+    for _ in first.micro_batches():
+        pass
     draw_from_every_generator()
     with torch.no_grad():
-        next(observed.parts.model.parameters()).fill_(0.25)
-    facts = checkpoint_facts.CheckpointFacts(first, observed, feed)
-    saver = Saver(store.Store(first.run.checkpoints, keep=1), first.workers, first.writers)
-    own = {**facts.of_worker(), "rng": rng.capture()}
-    meta = {**facts.of_run(1), "eval_loss": None}
-    saver.save(1, observed.parts.engine.snapshot, own, meta, shared=False, keep_memory=False)
-    assert [written.error for written in saver.wait()] == [""]
-    expected = draw_from_every_generator(), feed.take()["labels"].tolist()
+        next(built.model.parameters()).fill_(0.25)
+    first.save(1)
+    expected = draw_from_every_generator(), next(built.batches).batch["labels"].tolist()
+    first.finish()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
-    parts = build.build(opened(f"train.resume={first.run.path}", "optimizer.lr=0.5"), {})
-    assert parts.start.step == 1
-    assert parts.engine.lr == 0.5, "a key that a resume changes has its effect"
+    second = opened(f"train.resume={first.run.path}", "optimizer.lr=0.5")
+    parts = build.build(second, {})
+    assert second.start.step == 1
+    assert second.engine.lr == 0.5, "a key that a resume changes has its effect"
     assert (draw_from_every_generator(), next(parts.batches).batch["labels"].tolist()) == expected
     assert bool((next(parts.model.parameters()) == 0.25).all())
 
@@ -245,16 +226,16 @@ def test_token_ids_that_the_model_does_not_know_are_refused_before_it_is_called(
         check_ids(model, {"input_ids": torch.tensor([[1, 300]])})
 
 
-def saved(made: context.RunContext, refusal: str = "") -> Written:
+def saved(made: session.Session, refusal: str = "") -> Written:
     """What comes of a checkpoint of a state without an engine."""
-    saver = Saver(store.Store(made.run.checkpoints, keep=1), made.workers, made.writers)
+    saver = Saver(store.Store(made.run.checkpoints, keep=1), made.workers, separate_group(made.config))
     saver.save(3, lambda folder, **_: lambda group: None, {}, {"step": 3}, refusal, shared=True, keep_memory=False)
     (written,) = saver.wait()
     return written
 
 
 def test_a_checkpoint_is_complete_also_where_no_link_can_be_made(
-    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., session.Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a run that is stopped would fail although it can go on, and would say that it has no checkpoint."""
 
@@ -269,35 +250,35 @@ def test_a_checkpoint_is_complete_also_where_no_link_can_be_made(
     assert made.run.newest_checkpoint() == "step-00000003"
 
 
-def test_a_state_that_must_not_be_kept_is_not_written(opened: Callable[..., context.RunContext]) -> None:
+def test_a_state_that_must_not_be_kept_is_not_written(opened: Callable[..., session.Session]) -> None:
     made = opened()
     assert saved(made, "its loss was not finite at step 2").error == "rank 0: its loss was not finite at step 2"
     assert list(made.run.checkpoints.glob("*")) == []
 
 
-def test_a_refused_run_keeps_its_checkpoints(opened: Callable[..., context.RunContext]) -> None:
+def test_a_refused_run_keeps_its_checkpoints(opened: Callable[..., session.Session]) -> None:
     """They are set aside when nothing refuses the run any more. Else the next resume would begin from nothing."""
     made = opened("train.resume=never", "train.eval_every=1", "data.eval_fraction=0")
     kept = store.Store(made.run.checkpoints, keep=1)
     kept.begin(7)
     path = kept.commit(7, {"step": 7})
     with pytest.raises(RequestError, match="no held-out samples"):
-        observe.observe(made, build.build(made, {}))
+        run.begin(made, {})
     assert path.is_dir()
-    made = replace(made, config=replace(made.config, train=replace(made.config.train, eval_every=None)))
-    observe.observe(made, build.build(made, {}))
+    made.config.train.eval_every = None
+    run.begin(made, {})
     assert [one.name for one in made.run.checkpoints.glob("step-*")] == ["step-00000007.aside-1"]
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_goes_back_to_the_beginning(
-    opened: Callable[..., context.RunContext],
+    opened: Callable[..., session.Session],
 ) -> None:
     """Else the steps of both attempts would count, and the goodput would be too good."""
     made = opened()
     assert made.journal is not None
     for begun in (True, False):
         made.journal.start("e", "n", "aaaaaa")
-        observe.observe(made, build.build(made, {}))
+        run.begin(made, {})
         if begun:
             made.journal.metrics(3, {"train/loss": 1.0})
     rewinds = [event.step for event in iterate(made.run.journal_file) if isinstance(event, Rewound)]

@@ -14,7 +14,6 @@ from ortlaunch.config.load import to_config
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.models.items import samples
 from ortlaunch.models.task import make_task
-from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
@@ -49,7 +48,7 @@ def evaluated(rank: int, words: list[str]) -> tuple[torch.Tensor, ...]:
     engine.step()
     mine = model[1].running_mean.clone()
     with engine.evaluating():
-        loss = engine.evaluate(batch)
+        loss = engine.evaluate(batch).loss
         evaluated = model[1].running_mean.clone()
     return mine, evaluated, model[1].running_mean.clone(), loss
 
@@ -115,7 +114,7 @@ def test_each_evaluation_leaves_a_batch_as_it_is() -> None:
     task = make_task(model, batch)
     engine = wrap_trainer(model, config, workers, task)
     heard = Heard()
-    evaluation = Evaluation([HeldOut(batch, counts=True)], samples, 1, 2, workers, heard, BackendRun())  # type: ignore[arg-type]
+    evaluation = Evaluation([HeldOut(batch, counts=True)], samples, 1, 2, workers, heard, lambda _: None)  # type: ignore[arg-type]
     for step in (1, 2):
         evaluation.run(engine, step)
     assert heard.losses[0] == heard.losses[1]

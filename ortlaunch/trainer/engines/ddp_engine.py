@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
-from ortlaunch.trainer.engine import no_weight
 from ortlaunch.trainer.engines import ddp_exchange
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.used import UsedWeights, in_words
@@ -27,7 +26,7 @@ from ortlaunch.trainer.workers import Workers
 class DdpEngine(TorchEngine):
     """Every worker holds the whole model, and gradients are averaged over the workers."""
 
-    _module: DistributedDataParallel
+    module: DistributedDataParallel
     sends_buffers = True
     _left_out: tuple[torch.nn.Parameter, ...] = ()
     """The parameters that had no gradient in the first backward under ONNX Runtime."""
@@ -51,11 +50,10 @@ class DdpEngine(TorchEngine):
             ddp_exchange.exchange_by(memory, module)
         return module
 
-    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
-            loss = super().micro_step(batch, last=last, weight=weight)
+            super().backward(loss, last=last)
         self._check_used(exchanged=last)
-        return loss
 
     def _check_used(self, *, exchanged: bool) -> None:
         """Names the weights that a backward has not reached. DDP waits for their gradients on the other workers."""
@@ -92,9 +90,9 @@ class DdpEngine(TorchEngine):
                 hook.remove()
         self._left_out = tuple(one for number, one in enumerate(self._parameters) if number not in given)
 
-    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+    def exchange(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         # The context must include the forward, in which DDP decides whether the backward exchanges gradients.
-        return contextlib.nullcontext() if last else self._module.no_sync()
+        return contextlib.nullcontext() if last else self.module.no_sync()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -109,7 +107,7 @@ class DdpEngine(TorchEngine):
         # than two workers, the buckets determine the order of the sums and so their rounding. A resumed run therefore
         # needs the same buckets from its first step. With a static graph, DDP learns the order in the second backward.
         for _ in range(2):
-            self._loss(batch).backward()
+            self._forward(batch).loss.backward()
             self._check_used(exchanged=True)
             self._optimizer.zero_grad(set_to_none=True)
 

@@ -19,12 +19,12 @@ from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.checks import refuse_kinds
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.strides import make_contiguous
-from ortlaunch.models.task import Batch, Task, weighed, with_gradient
+from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer import shared_memory
 from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
-from ortlaunch.trainer.engine import Engine, no_weight
+from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
@@ -61,7 +61,7 @@ class DeepSpeedEngine(Engine):
         self.inner = inner
         self.guard = Guard(workers.device)
         self._is_first = workers.is_first
-        self._task = task
+        self.task = task
         self._precision = config.train.precision
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
@@ -89,21 +89,18 @@ class DeepSpeedEngine(Engine):
                 config=deepspeed_config(config, cfg, sum(one.numel() for one in self._parameters), workers.device),
                 dist_init_required=False,
             )
+        self.module = self._engine
         memory = shared_memory.connect(workers) if cfg.shared_memory else None
         deepspeed_exchange.sum_by(memory)
         zero_copies.spare_copies(self._engine.optimizer, memory)
 
-    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
         # 3 exchange them at each one, because a worker keeps only its shard.
-        loss = with_gradient(self._task.loss(self._engine, self.model_inputs(batch)))
-        self.forward_done()
-        loss = weighed(loss, weight())
         self._engine.backward(self.guard.watch(loss))
         self._check_used()
         if not last:
             self._engine.step()
-        return loss.detach()
 
     def _check_used(self) -> None:
         """Refuses a model whose workers, or micro-batches, use different weights.
@@ -132,8 +129,9 @@ class DeepSpeedEngine(Engine):
     def step(self) -> torch.Tensor | float | None:
         return self._plain_step() if self._is_plain else self._sharded_step()
 
-    def evaluate(self, batch: Batch) -> torch.Tensor:
-        return self._task.loss(self._engine, self.model_inputs(batch))
+    @property
+    def evaluated(self) -> torch.nn.Module:
+        return self.module
 
     def model_inputs(self, batch: Batch) -> Batch:
         return cast_inputs(batch, self._precision)

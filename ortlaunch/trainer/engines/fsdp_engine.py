@@ -65,13 +65,13 @@ class FsdpEngine(TorchEngine):
         in_blocks = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
         for block in _apart(self.inner, repeated_blocks(self.inner, self._cfg.blocks, "trainer.blocks")).values():
             fully_shard(block, mesh=mesh, reshard_after_forward=self._cfg.reshard_after_forward, mp_policy=in_blocks)
-        # `_loss` casts the inputs of the whole model, because it can tell labels from inputs. FSDP keeps the root's
-        # gathered parameters after the forward, because the root's backward follows at once.
+        # `model_inputs` casts the inputs of the whole model, because it can tell labels from inputs. FSDP keeps the
+        # root's gathered parameters after the forward, because the root's backward follows at once.
         at_root = MixedPrecisionPolicy(in_blocks.param_dtype, in_blocks.reduce_dtype, cast_forward_inputs=False)
         fully_shard(self.inner, mesh=mesh, mp_policy=at_root)
         return self.inner
 
-    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+    def exchange(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         exchanges = last or self._cfg.accumulate_sharded
         if exchanges is not self._exchanges:
             assert isinstance(self.inner, FSDPModule)
@@ -92,14 +92,8 @@ class FsdpEngine(TorchEngine):
                 "adds gradients to other weights then: use trainer=ddp with trainer.find_unused_parameters=true"
             )
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        return self._task.loss(self.inner, self.model_inputs(batch))
-
     def model_inputs(self, batch: Batch) -> Batch:
         return cast_inputs(batch, self._precision)
-
-    def evaluate(self, batch: Batch) -> torch.Tensor:
-        return self._loss(batch)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.config.schema import Config, Precision
-from ortlaunch.models.task import Batch, Task, weighed, with_gradient
+from ortlaunch.models.task import Task
 from ortlaunch.trainer.checkpoint import torch_state
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
-from ortlaunch.trainer.engine import Engine, no_weight
+from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept, step_if
@@ -24,7 +23,7 @@ from ortlaunch.trainer.workers import Workers
 
 
 class TorchEngine(Engine):
-    """Trains on one worker. Subclasses override `_distribute`, `_exchange` and `_loss` to train on several."""
+    """Trains on one worker. Subclasses override `_distribute` and `exchange` to train on several."""
 
     def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
         self.inner = inner
@@ -32,8 +31,8 @@ class TorchEngine(Engine):
         self._is_first = workers.is_first
         self._device_type = workers.device.type
         self._precision = config.train.precision
-        self._module = self._distribute(config, workers)
-        self._task = task
+        self.module = self._distribute(config, workers)
+        self.task = task
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
         self._optimizer = build_optimizer(inner, config.optimizer)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
@@ -46,22 +45,8 @@ class TorchEngine(Engine):
         """Returns the module that training calls, made from `inner`. It runs before the optimizer is built."""
         return self.inner
 
-    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """The context of a micro-batch's forward and backward. `last` is as in `micro_step`."""
-        return contextlib.nullcontext()
-
-    def _loss(self, batch: Batch) -> torch.Tensor:
-        """Runs the forward of a micro-batch in training and returns the loss."""
-        with self.precision_context():
-            return self._task.loss(self._module, batch)
-
-    def micro_step(self, batch: Batch, *, last: bool, weight: Callable[[], float | None] = no_weight) -> torch.Tensor:
-        with self._exchange(last):
-            loss = with_gradient(self._loss(batch))
-            self.forward_done()
-            loss = weighed(loss, weight())
-            self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
-        return loss.detach()
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
 
     def step(self) -> torch.Tensor | float | None:
         self._scaler.unscale_(self._optimizer)
@@ -77,10 +62,6 @@ class TorchEngine(Engine):
         self._scheduler.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def evaluate(self, batch: Batch) -> torch.Tensor:
-        with self.precision_context():
-            return self._task.loss(self.inner, batch)
 
     def precision_context(self) -> contextlib.AbstractContextManager[Any]:
         return autocast(self._device_type, self._precision)

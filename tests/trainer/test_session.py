@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
+from ortlaunch.data.position import Position
+from ortlaunch.trainer.checkpoint.resume import Start
 from ortlaunch.trainer.checkpoint.saver import Written
-from ortlaunch.trainer.step_end import StepEnd
+from ortlaunch.trainer.session import Session
 
 
 class Watch:
@@ -68,9 +70,9 @@ class Saver:
         return ended
 
 
-def step_end_of(
+def session_of(
     cfg: TrainConfig, saver: Saver, watch: Watch, *, stops: bool = False, bad: tuple[int, int] = (0, 0)
-) -> StepEnd:
+) -> Session:
     nothing: Any = SimpleNamespace(
         snapshot=None,
         guard=SimpleNamespace(read=lambda: bad),
@@ -78,18 +80,39 @@ def step_end_of(
         check_agreement=lambda: None,
         close=lambda: None,
         restart_clock=lambda: None,
+        stop=lambda: None,
+        position=Position(),
     )
-    facts: Any = SimpleNamespace(of_worker=dict, of_run=lambda step: {})
-    return StepEnd(cfg, nothing, saver, nothing, watch, nothing, None, facts)  # type: ignore[arg-type]
+    session: Any = object.__new__(Session)
+    session.config = SimpleNamespace(train=cfg, launcher=SimpleNamespace(grace_seconds=7))
+    session.start, session.stopped_at, session.score, session.journal = Start(), None, None, None
+    session.watch, session.engine, session.recorder = watch, nothing, nothing
+    session.system = SimpleNamespace(sampler=nothing)
+    session._saver, session._stop, session._feed = saver, nothing, nothing
+    session._built = SimpleNamespace(loader=nothing)
+    session._facts = lambda step: {}
+    return cast(Session, session)
+
+
+def end(session: Session, step: int) -> bool:
+    """Ends a step as the loop does; returns whether training stops there."""
+    if session.saves(step):
+        session.save(step)
+    return session.stopped_at is not None
+
+
+def fail(session: Session) -> None:
+    with pytest.raises(KeyError), session.finishing_checkpoints():
+        raise KeyError
 
 
 def test_a_disk_that_is_slower_than_the_steps_is_waited_for() -> None:
     """Else a checkpoint that takes longer than launcher.timeout_seconds would end the run as one that hangs."""
     watch = Watch()
     saver = Saver(watch)
-    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
+    session = session_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
     for step in (1, 2, 3):
-        assert step_end.run(step) is False
+        assert end(session, step) is False
     assert saver.saved == [1, 2, 3]
     assert saver.paused == [True, True]
 
@@ -97,25 +120,25 @@ def test_a_disk_that_is_slower_than_the_steps_is_waited_for() -> None:
 def test_a_failure_waits_for_the_checkpoint_and_stays_what_it_is() -> None:
     watch = Watch()
     saver = Saver(watch)
-    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
-    step_end.run(1)
-    step_end.give_up(7.0)
+    session = session_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
+    end(session, 1)
+    fail(session)
     assert (saver.paused, saver.longest) == ([True], 7.0)
     saver.wait = lambda seconds=None: 1 / 0  # type: ignore[method-assign, assignment]
-    step_end.give_up(7.0)
+    fail(session)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_only_a_checkpoint_beside_further_steps_is_a_copy(is_async: bool) -> None:
     watch = Watch()
     saver = Saver(watch)
-    step_end = step_end_of(TrainConfig(steps=3, checkpoint_every=1, checkpoint_async=is_async), saver, watch)
+    session = session_of(TrainConfig(steps=3, checkpoint_every=1, checkpoint_async=is_async), saver, watch)
     for step in (1, 2, 3):
-        step_end.run(step)
+        end(session, step)
     assert saver.copied == [is_async, is_async, False]
     # Without a copy, no step may begin before the checkpoint is written.
     assert len(saver.paused) == 2
-    step_end.finish()
+    session.finish()
     assert len(saver.paused) == 3
 
 
@@ -135,16 +158,16 @@ def test_memory_is_kept_only_for_a_further_checkpoint_that_is_a_copy(
     watch = Watch()
     saver = Saver(watch)
     cfg = TrainConfig(steps=steps, checkpoint_every=every, checkpoint_async=is_async)
-    step_end = step_end_of(cfg, saver, watch)
+    session = session_of(cfg, saver, watch)
     for step in range(1, steps + 1):
-        step_end.run(step)
+        end(session, step)
     assert saver.kept == kept
 
 
 def test_a_run_that_stops_keeps_no_memory() -> None:
     watch = Watch()
     saver = Saver(watch)
-    step_end_of(TrainConfig(steps=9, checkpoint_every=2), saver, watch, stops=True).run(3)
+    end(session_of(TrainConfig(steps=9, checkpoint_every=2), saver, watch, stops=True), 3)
     assert (saver.copied, saver.kept) == ([False], [False])
 
 
@@ -153,10 +176,10 @@ def test_a_stopped_run_needs_its_checkpoint(is_async: bool) -> None:
     """Else the run would say that it can be resumed from a checkpoint that does not exist."""
     watch = Watch()
     cfg = TrainConfig(steps=9, checkpoint_every=5, checkpoint_async=is_async)
-    step_end = step_end_of(cfg, Saver(watch, "No space left on device"), watch, stops=True)
-    assert step_end.run(2) is True
+    session = session_of(cfg, Saver(watch, "No space left on device"), watch, stops=True)
+    assert end(session, 2) is True
     with pytest.raises(TrainingError, match="the checkpoint of step 2 could not be written: No space left"):
-        step_end.finish()
+        session.finish()
 
 
 @pytest.mark.parametrize(("bad", "refusals"), [((0, 0), [""]), ((2, 0), ["its loss was not finite at step 2"])])
@@ -164,7 +187,7 @@ def test_a_loss_that_only_one_worker_knows_of_spoils_the_checkpoint(bad: tuple[i
     """In fp16 the others take its gradients for an overflow: the steps since then are lost, and nobody would know."""
     watch = Watch()
     saver = Saver(watch)
-    assert step_end_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, bad=bad).run(3) is False
+    assert end(session_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, bad=bad), 3) is False
     assert saver.refusals == refusals
 
 
@@ -172,7 +195,7 @@ def test_a_loss_that_only_one_worker_knows_of_spoils_the_checkpoint(bad: tuple[i
 def test_gradients_that_are_not_finite_are_known_to_all_and_no_checkpoint_begins(stops: bool) -> None:
     watch = Watch()
     saver = Saver(watch)
-    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, stops=stops, bad=(2, 2))
+    session = session_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, stops=stops, bad=(2, 2))
     with pytest.raises(TrainingError, match="nothing good to save") if stops else nullcontext():
-        step_end.run(3)
+        end(session, 3)
     assert saver.saved == []
