@@ -59,7 +59,7 @@ class MineConfig(TokenDataConfig):
 ''',
     ),
     "an optimizer": (
-        "trainer/optimizers/NAME.py",
+        "trainer/optimizers.py",
         '''
 from dataclasses import dataclass
 
@@ -84,7 +84,7 @@ class MineConfig(OptimizerConfig):
 ''',
     ),
     "a schedule": (
-        "trainer/schedules/NAME.py",
+        "trainer/schedules.py",
         '''
 from dataclasses import dataclass
 
@@ -128,7 +128,7 @@ def mine(device):
 """,
     ),
 }
-"""Rows of the table that add a file: where it goes, and one that does."""
+"""Rows of the table that add a file, or a class to one: where it goes, and one that does."""
 
 CHOSEN = {"a model": "model", "a data source": "data", "an optimizer": "optimizer", "a schedule": "scheduler"}
 """The config groups of which such a row adds an option."""
@@ -149,8 +149,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in ADDED.values():
         file = copy / "ortlaunch" / path.replace("NAME", "mine")
-        assert not file.exists()
-        file.write_text(text)
+        assert file.exists() is ("NAME" not in path)
+        with file.open("a") as end:
+            end.write(text)
     return copy
 
 
@@ -185,7 +186,7 @@ def test_every_row_names_the_tests_of_what_is_added() -> None:
 
 
 @pytest.mark.parametrize("what", ADDED)
-def test_the_table_names_the_file_that_is_added_here(what: str) -> None:
+def test_the_table_names_the_file_that_is_added_or_changed_here(what: str) -> None:
     assert f"`{ADDED[what][0]}`" in table()[what]
 
 

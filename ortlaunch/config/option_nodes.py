@@ -68,7 +68,7 @@ def store_option(group: str, name: str, build: Callable[[], DictConfig] | None =
     Args:
         group: the config group.
         name: the option.
-        build: makes its node; None for an option that is a module.
+        build: makes its node; None for an option of `MODULE_GROUPS`.
     """
     build = build or (lambda: OmegaConf.structured(MODULE_GROUPS[group][name]))
     for place in (group, f"schema/{group}"):

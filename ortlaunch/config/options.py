@@ -1,9 +1,10 @@
-"""The config groups whose options are modules. Each module has an option's dataclass and its implementation."""
+"""The config groups whose options are classes beside what they configure, in modules of the rest of the package."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ortlaunch.base.errors import RequestError
@@ -26,7 +27,7 @@ class Options(NamedModules[type[Any]]):
         """
         Args:
             group: the config group.
-            package: the package whose modules are the group's options.
+            package: the package whose modules are the group's options, or the module whose classes are.
             entry_points: the entry-point group in which installed packages announce the dataclasses of their options.
         """
         super().__init__(package)
@@ -50,6 +51,11 @@ class Options(NamedModules[type[Any]]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def _listed(self) -> list[str]:
+        if hasattr(import_module(self.package), "__path__"):
+            return super()._listed()
+        return sorted(name for name, node in self._registered.items() if node.__module__ == self.package)
 
     def shipped(self) -> list[str]:
         """The names of our own options."""
@@ -83,7 +89,7 @@ MODULE_GROUPS = {
         Options("scheduler", "ortlaunch.trainer.schedules", "ortlaunch.schedulers"),
     )
 }
-"""The groups whose options are modules, by name."""
+"""These groups by name."""
 
 
 TRAPS = NamedModules[Any]("ortlaunch.ort.verify.traps")
@@ -93,7 +99,7 @@ TRAPS = NamedModules[Any]("ortlaunch.ort.verify.traps")
 def option(group: str) -> Callable[[_Node], _Node]:
     """Registers a dataclass as an option of a config group.
 
-    The default of its field `name` is the option's name. For our own options it is also the module's name.
+    The default of its field `name` is the option's name. In a package of ours it is also the module's name.
 
     Args:
         group: data, optimizer or scheduler.

@@ -2,9 +2,9 @@
 
 Each class is one node of the tree that Hydra composes. `register_schemas` puts them into Hydra's ConfigStore, so that
 a misspelt key or a value of the wrong type fails while Hydra composes. Workers load the same classes from the run
-folder's ``config.yaml``. Each data source, optimizer and schedule has a module of its own (`ortlaunch.config.options`);
-this module has only the keys that all options of such a group share. The defaults are in these dataclasses; the YAML
-files under ``conf/`` choose options, and list the parameters of models.
+folder's ``config.yaml``. Data sources, optimizers and schedules have their keys beside what these configure
+(`ortlaunch.config.options`); this module has only the keys that all options of such a group share. The defaults are in
+these dataclasses; the YAML files under ``conf/`` choose options, and list the parameters of models.
 """
 
 from __future__ import annotations
@@ -692,7 +692,7 @@ def open_model(name: str = MISSING) -> DictConfig:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Finds the dataclasses of options that have modules of their own, for imports from this module."""
+        """Finds the dataclasses of options that stand in other modules, for imports from this module."""
         if name.endswith("Config"):
             for trainer in TRAINERS.values():
                 if trainer.schema.__name__ == name:

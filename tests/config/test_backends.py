@@ -23,7 +23,7 @@ from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm import fitness
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.schedule import lr_ratio
+from ortlaunch.trainer.schedules import lr_ratio
 from tests.support.cli import answer
 from tests.support.ort import pretend_no_ort, pretend_ort
 

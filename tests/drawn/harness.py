@@ -25,8 +25,8 @@ from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import exports as export_cache
 from ortlaunch.trainer.backend_run import backend_run
-from ortlaunch.trainer.optimizers.sgd import SgdConfig
-from ortlaunch.trainer.schedules.constant import ConstantConfig
+from ortlaunch.trainer.optimizers import SgdConfig
+from ortlaunch.trainer.schedules import ConstantConfig
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap

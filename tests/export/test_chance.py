@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ortlaunch.export.trainers import TorchTrainer
-from ortlaunch.trainer.optimizers.adamw import AdamWConfig
+from ortlaunch.trainer.optimizers import AdamWConfig
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Task, loss_of, make_task
 from ortlaunch.ort import session
-from ortlaunch.trainer.optim import build_optimizer
+from ortlaunch.trainer.optimizers import build_optimizer
 from ortlaunch.trainer.wrapping import wrap_backend
 from tests.ort.families import Batch, Family
 

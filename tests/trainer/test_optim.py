@@ -20,8 +20,8 @@ from ortlaunch.config.schema import (
 )
 from ortlaunch.models.registry import build_model
 from ortlaunch.trainer.engines.fsdp_engine import _without_missing_kernels
-from ortlaunch.trainer.optim import build_optimizer, settings_kept, step_if
-from ortlaunch.trainer.schedule import build_scheduler, lr_ratio
+from ortlaunch.trainer.optimizers import build_optimizer, settings_kept, step_if
+from ortlaunch.trainer.schedules import build_scheduler, lr_ratio
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept
+from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedule import build_scheduler
+from ortlaunch.trainer.schedules import build_scheduler
 from ortlaunch.trainer.statistics import normalize_in_fp32
 from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers

@@ -16,9 +16,9 @@ from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept, step_if
+from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept, step_if
 from ortlaunch.trainer.precision import autocast
-from ortlaunch.trainer.schedule import build_scheduler
+from ortlaunch.trainer.schedules import build_scheduler
 from ortlaunch.trainer.workers import Workers
 
 

@@ -1,1 +1,0 @@
-"""The learning-rate schedules: the module NAME is ``scheduler=NAME``."""
