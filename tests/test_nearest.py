@@ -6,9 +6,9 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.nearest import nearest
+from ortlaunch.base.targets import refuse_unknown
 from ortlaunch.cli import dispatch
 from ortlaunch.compose.hydra_tree import compose
-from ortlaunch.models.params import refuse_unknown
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_every_refusal_guesses_alike() -> None:
         (lambda: dispatch(["bnech"]), "ortlaunch bench"),
         (lambda: compose(["trainer=dpd"]), "trainer=ddp"),
         (lambda: compose(["+train.step=3"]), "train.steps"),
-        (lambda: refuse_unknown(["dpd"], ["ddp", "fsdp"], "a model"), "model.params.ddp"),
+        (lambda: refuse_unknown(["dpd"], ["ddp", "fsdp"], "a model", "model.params"), "model.params.ddp"),
     ):
         with pytest.raises(RequestError) as caught:
             refused()
@@ -45,7 +45,7 @@ def test_no_refusal_guesses_another_word() -> None:
     for refused in (
         lambda: dispatch(["compile"]),
         lambda: compose(["data=textile"]),
-        lambda: refuse_unknown(["compile"], ["compare"], "a model"),
+        lambda: refuse_unknown(["compile"], ["compare"], "a model", "model.params"),
     ):
         with pytest.raises(RequestError) as caught:
             refused()

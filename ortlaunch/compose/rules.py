@@ -13,6 +13,7 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
+from ortlaunch.base.targets import check_target
 from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device
@@ -34,7 +35,6 @@ from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.params import check_task, pretrained_source
-from ortlaunch.models.source import check_source, check_target
 from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import check_steps, steps_in
 from ortlaunch.run.run import Run, named_checkpoint
@@ -94,7 +94,7 @@ def _no_secrets(config: Config) -> None:
 def _known_model(config: Config) -> None:
     registry.check_request(config.model)
     same_environment = launcher_of(config).finds_same_packages(config)
-    check_source(config.model, same_environment=same_environment)
+    registry.check_source(config.model, same_environment=same_environment)
     if config.train.items is not None:
         check_target(config.train.items, "train.items", same_environment=same_environment)
     if config.model.name == "hf":

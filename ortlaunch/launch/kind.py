@@ -13,7 +13,7 @@ from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.torchrun import threads_per_worker
-from ortlaunch.models.source import digests
+from ortlaunch.models.registry import digests
 
 _OF_TRAIN = (
     *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),

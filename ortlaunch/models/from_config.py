@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.models.params import refuse_unknown
+from ortlaunch.base.targets import refuse_unknown
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -50,7 +50,7 @@ def check_fields(config: PretrainedConfig, params: Mapping[str, Any], owner: str
         RequestError: a field is unknown (the message names the nearest known one), or `use_cache` is true.
     """
     known = set(config.to_dict()) | set(config.attribute_map) | _BESIDE_THE_FIELDS
-    refuse_unknown(params, known - _NOT_SETTABLE, owner)
+    refuse_unknown(params, known - _NOT_SETTABLE, owner, "model.params")
     if params.get("use_cache"):
         raise RequestError("model.params.use_cache: training needs no cache and ORTModule cannot return one: drop it")
 

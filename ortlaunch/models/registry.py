@@ -5,21 +5,27 @@ This module and the list of names import neither torch nor transformers nor a us
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.modules import NamedModules, announced, import_named, in_working_folder
+from ortlaunch.base.modules import NamedModules, announced, in_working_folder
 from ortlaunch.base.nearest import nearest
+from ortlaunch.base.targets import (
+    check_arguments,
+    check_form,
+    check_module,
+    check_target,
+    digest,
+    load_module,
+    load_target,
+)
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.models.params import check_arguments
-from ortlaunch.models.source import check_form, no_module, no_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -167,7 +173,7 @@ def check_request(cfg: ModelConfig) -> None:
         package = re.split("[.:]", cfg.target, maxsplit=1)[0]
         if package in sys.stdlib_module_names and in_working_folder(package) is None:
             # Many of these have no source to look at, and importing one runs nothing of the user's.
-            load_target(cfg.target, where)
+            load_target(cfg.target, where, import_module)
         return
     if cfg.target is not None:
         raise RequestError(
@@ -175,6 +181,30 @@ def check_request(cfg: ModelConfig) -> None:
         )
     if not cfg.imports and find(cfg.name) is None:
         raise RequestError(unknown_model_message(cfg.name))
+
+
+def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
+    """Looks at the first module to be imported, or at the target and its module, without importing them.
+
+    Args:
+        cfg: the model's configuration.
+        same_environment: as in `ortlaunch.base.targets.check_module`.
+
+    Raises:
+        RequestError: a module or a name certainly does not exist, or a source has a syntax error.
+    """
+    if cfg.imports:
+        # The import of this module may add to the search path, so the later ones cannot be checked.
+        first = cfg.imports[0]
+        check_module(first, f"model.imports: {first}", same_environment=same_environment)
+    elif cfg.target is not None:
+        check_target(cfg.target, "model.target", same_environment=same_environment)
+
+
+def digests(cfg: ModelConfig) -> list[str]:
+    """Digests of the sources of the user's modules that a configuration names; empty for one that is not found."""
+    modules = [*cfg.imports, *([] if cfg.target is None else [cfg.target.partition(":")[0]])]
+    return [digest(name) for name in modules]
 
 
 def build_model(cfg: ModelConfig) -> nn.Module:
@@ -206,9 +236,9 @@ def construct(cfg: ModelConfig) -> nn.Module:
 
     check_request(cfg)
     for module in cfg.imports:
-        _import(module, f"model.imports: {module}", import_named)
+        load_module(module, f"model.imports: {module}")
     builder, owner = _builder(cfg)
-    check_arguments(builder, cfg.params, owner)
+    check_arguments(builder, cfg.params, owner, "model.params")
     model = builder(**cfg.params)
     if is_built_in(cfg):
         note_built(model)
@@ -224,51 +254,16 @@ def construct(cfg: ModelConfig) -> nn.Module:
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     """The builder of a configuration's model, and its name for messages."""
     if cfg.target is not None:
-        return load_target(cfg.target, f"model.target={cfg.target}", import_named), cfg.target
+        return load_target(cfg.target, f"model.target={cfg.target}"), cfg.target
     for models in (_BUILT_IN, _REGISTERED):
         if cfg.name in models:
             return models[cfg.name][1], f"model {cfg.name}"
     entry = available().get(cfg.name)
     if entry is None:
         raise RequestError(unknown_model_message(cfg.name))
-    return load_target(entry.target, f"model={cfg.name} ({entry.summary})"), f"model {cfg.name}"
+    return load_target(entry.target, f"model={cfg.name} ({entry.summary})", import_module), f"model {cfg.name}"
 
 
 def is_built_in(cfg: ModelConfig) -> bool:
     """Whether a configuration's model is one of ortlaunch's own."""
     return cfg.target is None and cfg.name in _BUILT_IN
-
-
-def load_target(
-    target: str, where: str, importer: Callable[[str], ModuleType] = importlib.import_module
-) -> Callable[..., Any]:
-    """Imports ``package.module:callable``.
-
-    Args:
-        target: what to import.
-        where: the key and its value, or what else named it, for messages.
-        importer: imports a module by name; `import_named` for what a user has named.
-
-    Raises:
-        RequestError: there is no such module or name, or it is nothing that can be called.
-    """
-    module_name, _, path = target.partition(":")
-    found: Any = _import(module_name, where, importer)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise RequestError(no_name(path, module_name, part, dir(found), where))
-        found = getattr(found, part)
-    if not callable(found):
-        raise RequestError(f"{where}: '{path}' is a {type(found).__name__}, not a class or function")
-    return found
-
-
-def _import(name: str, where: str, importer: Callable[[str], ModuleType]) -> ModuleType:
-    try:
-        return importer(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise RequestError(f"{where}: importing {name} failed: {error}") from error
-        raise RequestError(no_module(error.name, where)) from error
-    except (ImportError, SyntaxError) as error:
-        raise RequestError(f"{where}: importing {name} failed: {error}") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.modules import import_named
+from ortlaunch.base.targets import load_target
 from ortlaunch.models.items import RULES, SAMPLES, Items, fitting_rules, samples
-from ortlaunch.models.registry import is_built_in, load_target
+from ortlaunch.models.registry import is_built_in
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.feed import Lookahead
@@ -51,7 +51,7 @@ def counted_items(
 
 def _asked(target: str, batches: Lookahead) -> Items:
     where = f"train.items={target}"
-    items = load_target(target, where, import_named)
+    items = load_target(target, where)
     (first,) = batches.peek(1)
     found = items({name: tensor.clone() for name, tensor in first.items()})
     try:

@@ -24,7 +24,7 @@ from ortlaunch.config.devices import usable_cores, visible_gpus
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.plan import folder_name
-from ortlaunch.models.source import digests
+from ortlaunch.models.registry import digests
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, opened, runs_of
 from ortlaunch.tune.cell import Cell

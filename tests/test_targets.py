@@ -14,7 +14,7 @@ from ortlaunch.compose.rules import check
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.models.source import check_source
+from ortlaunch.models.registry import check_source
 
 BOMB = "raise SystemExit('imported')\n"
 NETS = f"""{BOMB}
