@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.data.batch import cloned, moved
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
@@ -29,7 +30,14 @@ from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.counting import counted_items
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Lookahead
-from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
+from ortlaunch.trainer.prepare import (
+    build_seeded,
+    check_ids,
+    check_shares,
+    check_vocabulary,
+    counted_flops,
+    open_loader,
+)
 from ortlaunch.trainer.ranges import Ranges
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.state_memory import check_state
@@ -131,10 +139,11 @@ def build(context: RunContext, startup: dict[str, float]) -> Parts:
 def open_data(context: RunContext, start: resume.Start) -> Data:
     """Opens the data at the position where training continues."""
     loader = open_loader(context.config, context.workers, start=start.position)
-    reading = resume.reading_of(context.config, loader.samples)
+    reading = resume.reading_of(context.config, is_numbered=loader.is_numbered)
     resume.check_data(start, loader.fingerprint, loader.samples, context.workers, reading)
     # Before the model is built: the loader's processes would keep a copy of its first weights.
     loader.start_processes()
+    check_shares(loader, context.control)
     return Data(start, loader, reading)
 
 
@@ -161,7 +170,7 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     check_ids(built.model, first)
     task = make_task(built.model, first)
     # A copy, since a forward may change its inputs in place, and the batch is trained on later.
-    counted = {name: tensor.clone() for name, tensor in first.items()}
+    counted = cloned(first)
     ranges = Ranges(counted)
     try:
         with ranges:
@@ -183,7 +192,7 @@ def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) ->
         (first,) = wrapped.batches.peek(1)
         # A copy, since a forward may change its inputs in place, and the batch is trained on later.
         with built.buffers.kept():
-            engine.warm_up({name: tensor.to(context.workers.device, copy=True) for name, tensor in first.items()})
+            engine.warm_up(moved(first, context.workers.device, copy=True))
         engine.restore(start.path / ENGINE, start.workers, context.run.scratch, context.control)
         built.buffers.load(start.buffers)
         if start.workers != context.workers.world_size > 1:

@@ -22,7 +22,8 @@ class CheckpointFacts:
 
     def of_worker(self) -> dict[str, Any]:
         """What this worker needs to continue: its position in the data."""
-        return {"position": self.feed.position.as_dict()}
+        position = self.feed.position
+        return {"position": {**position.as_dict(), "states": position.states}}
 
     def of_run(self, step: int) -> dict[str, Any]:
         """The facts with which `resume` decides whether and where a run can continue.

@@ -111,7 +111,7 @@ def _accumulate(
     for index in range(count):
         recorder.own_time.begin()
         batch = feed.take()
-        recorder.micro_batch(batch)
+        recorder.micro_batch(batch, feed.samples)
         step_end.beat()
         if index == 0:
             disturbed |= backend.recheck(engine.guard.step, batch)
