@@ -11,7 +11,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.check.operators import unsupported_operators
 from ortlaunch.check.report import Effect, Export, Probe, Refused, TracedStatement
 from ortlaunch.config.schema import OrtConfig
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.data.batch import IDS, Batch, count, is_flat, joined, named, part
+from ortlaunch.models.task import Task
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.gap import widest
@@ -116,7 +117,7 @@ def _probe(pair: Pair, batches: list[Batch]) -> list[_Outcome]:
 
 
 def _try(pair: Pair, kind: str, batch: Batch) -> _Outcome | None:
-    shape = list(next(iter(batch.values())).shape)
+    shape = list(next(iter(named(batch).values())).shape)
     try:
         expected, decisions = pair.eager(batch)
     except Exception:
@@ -132,17 +133,16 @@ def _try(pair: Pair, kind: str, batch: Batch) -> _Outcome | None:
 
 
 def _other_batch_sizes(batches: list[Batch]) -> list[Batch]:
-    size = next(iter(batches[0].values())).shape[0]
-    doubled = {name: torch.cat([tensor, batches[1][name]]) for name, tensor in batches[0].items()}
-    fewer = [{name: tensor[: size - 1] for name, tensor in batches[0].items()}] if size > 1 else []
-    return [*fewer, doubled]
+    size = count(batches[0])
+    others = [part(batches[0], 0, size - 1) if size > 1 else None, joined(batches[0], batches[1])]
+    return [one for one in others if one is not None]
 
 
 def _other_lengths(batches: list[Batch]) -> list[Batch]:
-    ids = batches[0].get("input_ids")
-    if ids is None:
+    # Of own data nobody knows which dimensions are a length.
+    if not is_flat(batches[0]) or IDS not in batches[0] or any(one.ndim != 2 for one in batches[0].values()):
         return []
-    length = ids.shape[1]
+    length = batches[0][IDS].shape[1]
     longer = {
         name: torch.cat([tensor, batches[1][name][:, : length // 2]], dim=1) for name, tensor in batches[0].items()
     }

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ortlaunch.check.report import Operator
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.data.batch import Batch, mapped, named
+from ortlaunch.models.task import Task
 from ortlaunch.ort.verify.nested import named_tensors
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
@@ -20,14 +21,15 @@ _ROOT = "_original_module"
 class _Flat(torch.nn.Module):
     """Adapts a model to the tracer: it takes tensors and returns a tuple of tensors."""
 
-    def __init__(self, model: torch.nn.Module, task: Task, names: list[str]) -> None:
+    def __init__(self, model: torch.nn.Module, task: Task, batch: Batch) -> None:
         super().__init__()
         setattr(self, _ROOT, model)
         self._task = task
-        self._names = names
+        self._batch = batch
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = dict(zip(self._names, tensors, strict=True))
+        given = iter(tensors)
+        batch = mapped(self._batch, lambda _: next(given))
         return tuple(named_tensors(self._task.outputs(getattr(self, _ROOT), batch)).values())
 
 
@@ -41,7 +43,7 @@ def unsupported_operators(model: torch.nn.Module, task: Task, batch: Batch, opse
         opset: version of the ONNX operators.
         error: the error of the export; ONNX Runtime names an operator without a kernel in it.
     """
-    found = dict.fromkeys(_without_symbolic(_Flat(model, task, list(batch)), tuple(batch.values()), opset))
+    found = dict.fromkeys(_without_symbolic(_Flat(model, task, batch), tuple(named(batch).values()), opset))
     if kernel := _NO_KERNEL.search(error):
         module = ".".join(part for part in kernel[2].split("/")[:-1] if part not in ("", _ROOT))
         found[Operator(f"onnx::{kernel[1]}", module, "", "")] = None

@@ -10,8 +10,9 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.check.report import Structure, TensorInfo
 from ortlaunch.config.schema import Config
+from ortlaunch.data.batch import Batch, named
 from ortlaunch.models.checks import check_model, check_precision
-from ortlaunch.models.task import Batch, loss_of, make_task
+from ortlaunch.models.task import loss_of, make_task
 from ortlaunch.ort.verify.nested import foreign_values, named_tensors
 from ortlaunch.trainer.ranges import out_of_range
 
@@ -46,7 +47,7 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure, config: 
         found: what is known of the model so far.
         config: the run's configuration, for the keys in messages.
     """
-    found.inputs = [_info(name, tensor) for name, tensor in batch.items()]
+    found.inputs = [_info(name, tensor) for name, tensor in named(batch).items()]
     try:
         with torch.no_grad():
             outputs = make_task(model, batch).outputs(model, batch)

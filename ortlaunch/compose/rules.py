@@ -31,6 +31,7 @@ from ortlaunch.config.schema import (
     TorchProfileConfig,
 )
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
@@ -95,6 +96,8 @@ def _known_model(config: Config) -> None:
     registry.check_request(config.model)
     same_environment = launcher_of(config).finds_same_packages(config)
     registry.check_source(config.model, same_environment=same_environment)
+    if isinstance(config.data, FactoryConfig):
+        check_target(config.data.target, "data.target", same_environment=same_environment)
     if config.train.items is not None:
         check_target(config.train.items, "train.items", same_environment=same_environment)
     if config.model.name == "hf":
@@ -104,7 +107,7 @@ def _known_model(config: Config) -> None:
 
 def _model_fits_data(config: Config) -> None:
     entry = registry.find(config.model.name)
-    if entry is None or entry.inputs == "any":
+    if entry is None or entry.inputs == "any" or isinstance(config.data, FactoryConfig):
         return
     gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
     if entry.inputs != gives:

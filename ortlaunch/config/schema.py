@@ -182,6 +182,8 @@ class DataConfig(Node):
     """Loader processes per worker; 0 reads in the worker itself."""
     eval_fraction: float = number(0.02, least=0, below=1)
     """Share of the samples that is held out for evaluation. It is never trained on, even if the run never evaluates."""
+    drop_last: bool = True
+    """Leave out the samples at the end of an epoch that fill no batch on every worker; false makes shorter batches."""
 
     def check(self) -> None:
         """Checks this source's keys before a run begins, without torch and without reading the data.

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset, Subset, default_collate
+from torch.utils.data import Subset
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.data.batch import Batch
+from ortlaunch.data.reading import Chosen, Collating, Numbered, explained
 from ortlaunch.data.source import Share, Source
-
-Batch = dict[str, Any]
 
 _HASHED_CHARACTERS = 4096
 
@@ -53,8 +53,8 @@ class HeldOut:
     """A batch of an evaluation."""
 
     batch: Batch
-    counts: bool
-    """False for a repeat, by which a rank without a further batch keeps up with the others."""
+    samples: int
+    """How many count; 0 for a repeat, by which a rank without a further batch keeps up with the others."""
 
 
 def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: int) -> list[HeldOut]:
@@ -72,27 +72,27 @@ def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: 
     Raises:
         RequestError: there is no held-out sample.
     """
-    held_out = source.held_out
-    if held_out is None:
-        raise RequestError(f"train.eval_every: {source.origin} has no held-out samples: raise data.eval_fraction")
-    kept: Any = list(islice(held_out, samples)) if isinstance(held_out, IterableDataset) else held_out
+    if source.held_out is None:
+        remedy = "raise data.eval_fraction"
+        if source.is_own and source.is_stream:
+            remedy = "let data.target return a mapping with 'train' and 'eval'"
+        raise RequestError(f"train.eval_every: {source.origin} has no held-out samples: {remedy}")
+    held_out = replace(source, dataset=source.held_out, origin=f"{source.origin}, held out")
+    kept: Any = source.held_out
+    if held_out.is_stream:
+        with explained(f"reading {held_out.origin}"):
+            kept = list(islice(kept, samples))
     count = min(samples, len(kept))
     if count == 0:
         raise RequestError(f"train.eval_every: {source.origin} holds out no sample: raise data.eval_fraction")
+    numbered, collating = Numbered(replace(held_out, dataset=kept)), Collating(source.collate, held_out.origin)
 
-    def batch(start: int) -> Batch:
-        return collate([kept[index] for index in range(start, min(start + batch_size, count))])
+    def batch(start: int, *, counts: bool = True) -> HeldOut:
+        numbers = list(range(start, min(start + batch_size, count)))
+        read = numbered.__getitems__(Chosen(numbers, count))
+        return HeldOut(collating.batch(read.samples, numbers), len(numbers) if counts else 0)
 
     starts = range(0, count, batch_size)
-    mine = [HeldOut(batch(start), counts=True) for start in starts[share.rank :: share.world_size]]
+    mine = [batch(start) for start in starts[share.rank :: share.world_size]]
     is_short = len(mine) < -(-len(starts) // share.world_size)
-    return [*mine, HeldOut(batch(0), counts=False)] if is_short else mine
-
-
-def collate(samples: list[dict[str, Any]]) -> Batch:
-    """Makes a batch from samples. Token samples get their own tokens as labels."""
-    batch: Batch = default_collate(samples)
-    if "labels" not in batch:
-        # The labels are a copy because a model may mask its labels in place.
-        batch["labels"] = batch["input_ids"].clone()
-    return batch
+    return [*mine, batch(0, counts=False)] if is_short else mine

@@ -39,11 +39,11 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         self._encoder = encoder
         self._seq_len = seq_len
         self._column = column
-        self._next_epoch = 0
+        self._epoch = 0
 
-    def start_at(self, epoch: int) -> None:
-        """Makes `epoch` the next epoch. It must be called before the first iteration."""
-        self._next_epoch = epoch
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration that of `epoch`."""
+        self._epoch = epoch
 
     @property
     def shards(self) -> int:
@@ -51,9 +51,7 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         return max(1, self._epoch_data(0).num_shards)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Each loader process counts its own epochs: it has a copy of this object and starts each epoch once.
-        epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
-        return ({"input_ids": as_ids(tokens)} for tokens in self._pack(epoch))
+        return ({"input_ids": as_ids(tokens)} for tokens in self._pack(self._epoch))
 
     def _pack(self, epoch: int) -> Iterator[Tokens]:
         rest: Tokens = np.empty(0, dtype=np.int64)

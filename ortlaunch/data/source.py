@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import counted
+from ortlaunch.data.batch import IDS, LABELS, Batch
 
 Tokens = NDArray[Any]
 """Token ids in one dimension, of any integer type."""
@@ -36,14 +37,23 @@ class Share:
     shuffles: bool = True
 
 
+def with_labels(samples: list[dict[str, Any]]) -> Batch:
+    """Makes a batch of dicts of tensors. Token samples get their own tokens as labels."""
+    batch: Batch = default_collate(samples)
+    if LABELS not in batch:
+        # The labels are a copy because a model may mask its labels in place.
+        batch[LABELS] = batch[IDS].clone()
+    return batch
+
+
 @dataclass(frozen=True)
 class Source:
     """An opened data source.
 
     Attributes:
         dataset: a map-style dataset or a stream. A map-style dataset has the whole data, and sample i is the same on
-            every rank. A stream has this rank's part, and each iteration is an epoch. Samples are dicts of tensors.
-        kind: "tokens" or "images".
+            every rank. A stream has this rank's part, and each iteration is an epoch.
+        kind: "tokens", "images", or "own" for samples of any form.
         origin: the data as the user typed it, for messages.
         fingerprint: a short hash that identifies the data.
         vocab_size: the number of distinct token ids; None if it is unknown or the data is not tokens.
@@ -52,22 +62,36 @@ class Source:
         held_out: the samples to evaluate on, none of which is in `dataset`; None if none are held out (yet). A stream
             is the same on every rank.
         labels_vary: whether samples may have other numbers of labels that count: labels of -100 do not.
+        collate: makes a batch of samples.
+        is_divided: whether a stream is the whole data on every rank, and is to be shared out among them.
     """
 
-    dataset: Dataset[dict[str, Any]]
+    dataset: Dataset[Any]
     kind: str
     origin: str
     fingerprint: str
     vocab_size: int | None = None
     num_classes: int | None = None
     max_workers: int | None = None
-    held_out: Dataset[dict[str, Any]] | None = None
+    held_out: Dataset[Any] | None = None
     labels_vary: bool = True
+    collate: Callable[[list[Any]], Batch] = with_labels
+    is_divided: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user's own code reads the samples."""
+        return self.kind == "own"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the samples have no numbers, and come in the order of the data."""
+        return isinstance(self.dataset, IterableDataset) or not hasattr(self.dataset, "__getitem__")
 
     @property
     def samples(self) -> int | None:
         """The number of samples in the data set; None for a stream, whose length is unknown."""
-        return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
+        return None if self.is_stream else len(self.dataset)  # type: ignore[arg-type]
 
 
 class TokenArray(Dataset[dict[str, Any]]):

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, WrongGradientsError
 from ortlaunch.config.schema import Config, OrtConfig, Precision
+from ortlaunch.data.batch import Batch, count, mapped, named
 from ortlaunch.estimate.gpu_operations import as_on_gpu
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import (
@@ -28,7 +29,7 @@ from ortlaunch.estimate.pretend import (
 from ortlaunch.estimate.probe_key import MOST_STEPS, compares_beside_copy
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.models.checks import check_precision
-from ortlaunch.models.task import Batch, Task, make_task
+from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
@@ -38,7 +39,7 @@ from ortlaunch.trainer.seeds import make_deterministic
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Shapes = Batch
 """A batch without its content: each tensor's shape and dtype, by name."""
 
 OTHERS_CHECKPOINT = "checkpoint of the other workers"
@@ -98,8 +99,15 @@ class Trace:
 
 
 def shapes_of(batch: Batch, batch_size: int) -> Shapes:
-    """The shapes of a batch with another number of samples."""
-    return {name: ((batch_size, *tensor.shape[1:]), tensor.dtype) for name, tensor in batch.items()}
+    """A batch of tensors without content, with another number of samples."""
+    number = count(batch)
+
+    def shape(tensor: torch.Tensor) -> torch.Tensor:
+        is_by_sample = tensor.ndim > 0 and len(tensor) == number
+        size = (batch_size, *tensor.shape[1:]) if is_by_sample else tensor.shape
+        return torch.empty(size, dtype=tensor.dtype, device="meta")
+
+    return mapped(batch, shape)
 
 
 def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True, on_gpu: bool = False) -> Trace:
@@ -129,7 +137,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
                 stack.enter_context(loaded_without_content(mode, ledger.adopt))
             stack.enter_context(ledger)
             stack.enter_context(ledger.seeing_resizes())
-            batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            batch = mapped(shapes, lambda one: torch.zeros(one.shape, dtype=one.dtype))
             found = Rehearsal(config, workers, [batch], ledger, is_fake=is_fake, on_gpu=on_gpu).trace()
             del batch
     finally:
@@ -255,7 +263,7 @@ class Rehearsal:
         of_model = _storages([*map(_local, parameters), *map(_local, engine.inner.buffers())])
         of_optimizer = {key: size for key, size in _storages(_state_of(engine)).items() if key not in of_model}
         model, state = sum(of_model.values()), sum(of_optimizer.values())
-        stays = self._meter.now.tensors - _bytes(self._batch.values())
+        stays = self._meter.now.tensors - _bytes(named(self._batch).values())
         return Parts(
             parameters=model,
             gradients=gradients,

@@ -15,6 +15,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.base.text import size
 from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.data.batch import Batch, named
 from ortlaunch.estimate.band import CONTEXT, MIB, OPENING, Band, loaders_of
 from ortlaunch.estimate.gpu_trace import gpu_trace
 from ortlaunch.estimate.ledger import Use
@@ -22,7 +23,6 @@ from ortlaunch.estimate.pretend import join_nobody, threads_of
 from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.models.task import Batch
 from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.prepare import open_loader
 
@@ -174,7 +174,7 @@ class Traces:
         if train.eval_every is None:
             return 0
         held_out = self._loader.held_out(train.eval_samples)
-        return sum(tensor.nbytes for one in held_out for tensor in one.batch.values())
+        return sum(tensor.nbytes for one in held_out for tensor in named(one.batch).values())
 
 
 def shortened(error: BaseException) -> str:

@@ -74,7 +74,7 @@ def find_forward(model: torch.nn.Module, batch: Batch, *, with_labels: bool) -> 
     """
     given = batch if with_labels else {name: tensor for name, tensor in batch.items() if name != LABELS}
     task = make_task(model, given)
-    inputs = (*task.by_position, *task.by_name)
+    inputs = (*map(str, task.by_position), *task.by_name)
     shapes: list[NamedTensors] = []
     varied = [shorter(given, dim) for dim in range(len(_AXES))]
     for one in (given, *varied):

@@ -12,9 +12,9 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import add_working_folder
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
+from ortlaunch.data.batch import Batch, described, is_flat
 from ortlaunch.export.request import Request
 from ortlaunch.export.run_weights import weights_in
-from ortlaunch.models.task import Batch
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
@@ -50,6 +50,11 @@ def open_source(request: Request) -> ExportSource:
     if len(batches) < 3:
         raise RequestError(
             f"data={config.data.name} gives fewer than {3 * SAMPLES} samples: the export is tried with these"
+        )
+    if not is_flat(batches[0]):
+        raise RequestError(
+            f"data={config.data.name} gives {described(batches[0])}: a graph has its inputs by name, so for an export "
+            "let collate return a dict of tensors"
         )
     return ExportSource(config, model, batches, weights)
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ortlaunch.data.batch import Batch, cloned, count, joined, labels, part
 from ortlaunch.models.masking import IGNORED
 from ortlaunch.models.modes import evaluation, untouched
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Task
 
 Items = Callable[[Batch], int]
 
@@ -27,21 +28,28 @@ _ROUNDING = 1e-6
 
 def samples(batch: Batch) -> int:
     """The samples of a batch."""
-    return len(next(iter(batch.values())))
+    return count(batch)
 
 
 def labelled(batch: Batch) -> int:
     """The labels of a batch that are not ignored (-100)."""
-    return int((batch["labels"] != IGNORED).sum())
+    found = labels(batch)
+    return 0 if found is None else int((found != IGNORED).sum())
 
 
 def predicted(batch: Batch) -> int:
     """The same for a causal model, which predicts no first token."""
-    return int((batch["labels"][..., 1:] != IGNORED).sum())
+    found = labels(batch)
+    return 0 if found is None or not found.ndim else int((found[..., 1:] != IGNORED).sum())
 
 
 RULES: Mapping[str, Items] = {SAMPLES: samples, "labels": labelled, "next labels": predicted}
 """From the simplest to the rarest; of several that fit, the first counts."""
+
+
+def items_of(items: Items, batch: Batch, counted: int) -> int:
+    """The items of a batch of which so many samples count; 0 if none does."""
+    return counted if items is samples or not counted else items(batch)
 
 
 def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_vary: bool) -> set[str]:
@@ -54,23 +62,24 @@ def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_va
         labels_vary: whether samples may have other numbers of labels that count. Most labels of the two samples are
             hidden then, so that the rules differ.
     """
-    first, second = ({name: tensor[row : row + 1].clone() for name, tensor in batch.items()} for row in (0, 1))
+    first, second = (cloned(part(batch, row, row + 1)) for row in (0, 1))
+    if first is None:
+        return set()
     if labels_vary:
         _keep_labels(first, slice(0, 2))
         _keep_labels(second, slice(1, 4))
-    both = {name: torch.cat([tensor, second[name]]) for name, tensor in first.items()}
-    measured = (first, second, both)
+    measured = (first, second, joined(first, second))
     try:
         losses = [_loss(model, task, one) for one in measured]
     except Exception:  # A model may refuse such samples for any reason of its own.
         return set()
-    return {name for name, rule in RULES.items() if _fits(losses, [_count(rule, one) for one in measured])}
+    return {name for name, rule in RULES.items() if _fits(losses, [rule(one) for one in measured])}
 
 
 def _loss(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     # Each goes out from the same state, and copies, since a forward may change its inputs in place.
     with untouched(model), evaluation(model), torch.no_grad():
-        return float(task.loss(model, {name: tensor.clone() for name, tensor in batch.items()}))
+        return float(task.loss(model, cloned(batch)))
 
 
 def _fits(losses: list[float], counts: list[int]) -> bool:
@@ -81,15 +90,10 @@ def _fits(losses: list[float], counts: list[int]) -> bool:
     return abs(apart - losses[2]) <= allowed
 
 
-def _count(rule: Items, batch: Batch) -> int:
-    # Data without labels have no rule that counts them.
-    return rule(batch) if rule is samples or "labels" in batch else 0
-
-
 def _keep_labels(sample: Batch, positions: slice) -> None:
     """Hides a sample's other labels, if it has several classes as labels."""
-    labels = sample.get("labels")
-    if labels is not None and labels.ndim > 1 and not labels.is_floating_point():
-        kept = labels[:, positions].clone()
-        labels.fill_(IGNORED)
-        labels[:, positions] = kept
+    found = labels(sample)
+    if found is not None and found.ndim > 1 and not found.is_floating_point():
+        kept = found[:, positions].clone()
+        found.fill_(IGNORED)
+        found[:, positions] = kept

@@ -22,6 +22,7 @@ import functools
 import importlib
 import sys
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -49,7 +50,7 @@ def note_built(model: object) -> None:
         _ours.add(model)
 
 
-def makes_positions(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> bool:
+def makes_positions(model: torch.nn.Module, batch: Mapping[str, Any]) -> bool:
     """Whether a plain model makes its positions itself where it is called with this batch."""
     makes = model in _ours and _GIVEN not in batch
     if makes:

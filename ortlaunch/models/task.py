@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.data.batch import LABELS, described, labels
+from ortlaunch.data.batch import Batch as Batch
 from ortlaunch.models.positions import MadeByModel, makes_positions
 
-Batch = dict[str, torch.Tensor]
-_LABELS = "labels"
 _NAMED = 5
 """Keys of an output that a message names."""
 
@@ -35,18 +35,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Task:
-    """Which tensors of a batch become which arguments of the model."""
+    """Which entries of a batch become which arguments of the model."""
 
     by_name: tuple[str, ...]
     """Keys passed as keyword arguments."""
-    by_position: tuple[str, ...] = ()
-    """Keys passed as positional arguments, in this order."""
+    by_position: tuple[str | int, ...] = ()
+    """Keys of a dict, or places in a tuple, that are passed as positional arguments, in this order."""
+    as_one: bool = False
+    """Whether the batch as a whole is the only argument."""
     makes_positions: bool = False
     """Whether the model is certain to make its tokens' positions itself; see `ortlaunch.models.positions`."""
 
     def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Runs the model on a batch."""
-        positional = [batch[name] for name in self.by_position]
+        positional = [batch] if self.as_one else [batch[name] for name in self.by_position]
         with MadeByModel() if self.makes_positions else contextlib.nullcontext():
             return model(*positional, **{name: batch[name] for name in self.by_name})
 
@@ -68,20 +70,25 @@ class Task:
 
 
 def make_task(model: torch.nn.Module, batch: Batch) -> Task:
-    """Matches the names in a batch with the parameters of the model's forward.
+    """Matches a batch with the parameters of the model's forward.
 
-    Labels are passed only to a model that has a parameter for them. If forward has another name for its main input than
-    the data (``x`` instead of ``pixel_values``), the first entry of the batch is passed by position.
+    The entries of a dict are passed by name. Labels are passed only to a model that has a parameter for them. If
+    forward has another name for its main input than the data (``x`` instead of ``pixel_values``), the first entry is
+    passed by position. A tuple is passed by position, without its last entry, the labels, if forward takes one less.
+    Anything else is one argument.
 
     Raises:
         RequestError: forward needs an argument that the data does not give.
     """
     parameters = inspect.signature(model.forward).parameters
+    if not isinstance(batch, Mapping):
+        return _by_position(parameters, batch)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    by_name = tuple(name for name in batch if name in named or (takes_any and name != _LABELS))
+    by_name = tuple(name for name in batch if name in named or (takes_any and name != LABELS))
     main = next(iter(batch))
-    by_position = () if main in by_name else (main,)
+    # The first parameter may have an entry of its name already.
+    by_position = () if main in by_name or next(iter(parameters), None) in by_name else (main,)
     given = set(by_name) | set(list(parameters)[: len(by_position)])
     needed = [n for n, p in parameters.items() if p.default is p.empty and n in named and n not in given]
     if needed:
@@ -89,7 +96,24 @@ def make_task(model: torch.nn.Module, batch: Batch) -> Task:
             f"the model's forward needs {', '.join(needed)} and the data gives {', '.join(batch)}: "
             "name its parameters so, give them defaults, or choose another data=…"
         )
-    return Task(by_name, by_position, makes_positions(model, batch))
+    return Task(by_name, by_position, makes_positions=makes_positions(model, batch))
+
+
+def _by_position(parameters: Mapping[str, inspect.Parameter], batch: Batch) -> Task:
+    """Matches a tuple, or anything else that is no dict, with the parameters of a forward."""
+    if not isinstance(batch, tuple | list):
+        return Task((), as_one=True)
+    places = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    given = len(batch)
+    if not takes_any and given == len(places) + 1 and labels(batch) is not None:
+        given -= 1
+    if (given > len(places) and not takes_any) or given < sum(p.default is p.empty for p in places):
+        raise RequestError(
+            f"the model's forward takes {', '.join(p.name for p in places) or 'nothing'} and the data gives a tuple of "
+            f"{len(batch)} ({described(batch)}): let forward take as many arguments, or let the data give a dict"
+        )
+    return Task((), tuple(range(given)))
 
 
 def with_gradient(loss: torch.Tensor) -> torch.Tensor:
@@ -132,21 +156,26 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     logits = outputs if isinstance(outputs, torch.Tensor) else _entry(outputs, "logits")
     if isinstance(logits, torch.Tensor) and logits.dim() == 0:
         return logits
-    labels = batch.get(_LABELS)
-    if not isinstance(logits, torch.Tensor) or labels is None:
+    target = labels(batch)
+    if not isinstance(logits, torch.Tensor) or target is None:
         raise RequestError(
             f"the model's output, {_described(outputs)}, holds no loss and no logits: return a scalar tensor, or a "
             "dict with 'loss'"
         )
-    if labels.is_floating_point():
-        return functional.mse_loss(logits.float(), labels.reshape(logits.shape).float())
-    if logits.shape[:-1] != labels.shape:
+    if target.is_floating_point():
+        if target.numel() != logits.numel():
+            raise RequestError(
+                f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(target.shape)}: labels "
+                "that are no whole numbers must have the logits' shape"
+            )
+        return functional.mse_loss(logits.float(), target.reshape(logits.shape).float())
+    if logits.shape[:-1] != target.shape:
         raise RequestError(
-            f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(labels.shape)}: "
+            f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(target.shape)}: "
             "logits must be the labels' shape with the classes as last dimension"
         )
     # The loss is computed in fp32 in every precision, as models that compute their own loss do.
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1))
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), target.reshape(-1))
 
 
 def _scalar(loss: torch.Tensor) -> torch.Tensor:

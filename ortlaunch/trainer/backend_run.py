@@ -14,7 +14,8 @@ from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.data.batch import Batch, moved, named
+from ortlaunch.models.task import Task
 from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
@@ -231,7 +232,7 @@ class OrtRun(BackendRun):
             return False
         error = self._gradient_error(batch)
         if error is not None:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named(batch).items())
             raise RequestError(
                 f"with this batch ({shapes}), whose sizes are new, {error}: forward goes by a size, and ONNX Runtime's "
                 "graph does what it did for the size of the trace. Use no loop or branch over sizes, give all batches "
@@ -313,7 +314,7 @@ class OrtRun(BackendRun):
 
     def _given(self, batch: Batch) -> Batch:
         """A batch as the model gets it: on its device, and in the dtypes of the engine."""
-        return self._engine.model_inputs({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
+        return self._engine.model_inputs(moved(batch, self._workers.device))
 
     @property
     def is_active(self) -> bool:

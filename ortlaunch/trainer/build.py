@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.data.batch import cloned, moved
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
@@ -21,7 +22,14 @@ from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.counting import counted_items
 from ortlaunch.trainer.feed import Lookahead
-from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
+from ortlaunch.trainer.prepare import (
+    build_seeded,
+    check_ids,
+    check_shares,
+    check_vocabulary,
+    counted_flops,
+    open_loader,
+)
 from ortlaunch.trainer.ranges import Ranges
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.session import Session
@@ -88,10 +96,11 @@ def open_data(session: Session) -> tuple[Loader, dict[str, Any]]:
     """Opens the data at the position of the checkpoint; with it comes what `resume.reading_of` returns."""
     start = session.start
     loader = open_loader(session.config, session.workers, start=start.position)
-    reading = resume.reading_of(session.config, loader.samples)
+    reading = resume.reading_of(session.config, is_numbered=loader.is_numbered)
     resume.check_data(start, loader.fingerprint, loader.samples, session.workers, reading)
     # Before the model is built: the loader's processes would keep a copy of its first weights.
     loader.start_processes()
+    check_shares(loader, session.control)
     return loader, reading
 
 
@@ -127,7 +136,7 @@ def first_forward(
     check_ids(model, first)
     task = make_task(model, first)
     # A copy, since a forward may change its inputs in place, and the batch is trained on later.
-    counted = {name: tensor.clone() for name, tensor in first.items()}
+    counted = cloned(first)
     ranges = Ranges(counted)
     try:
         with ranges:
@@ -146,7 +155,7 @@ def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnB
     (first,) = batches.peek(1)
     # A copy, since a forward may change its inputs in place, and the batch is trained on later.
     with buffers.kept():
-        engine.warm_up({name: tensor.to(workers.device, copy=True) for name, tensor in first.items()})
+        engine.warm_up(moved(first, workers.device, copy=True))
     engine.restore(path / ENGINE, start.workers, session.run.scratch, session.control)
     buffers.load(start.buffers)
     if start.workers != workers.world_size > 1:

@@ -6,9 +6,10 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.targets import load_target
+from ortlaunch.data.batch import cloned, joined
 from ortlaunch.models.items import RULES, SAMPLES, Items, fitting_rules, samples
 from ortlaunch.models.registry import is_built_in
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Task
 from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.workers import values_of_all
@@ -39,21 +40,22 @@ def counted_items(
     if config.train.items is not None:
         return _asked(config.train.items, batches)
     own: Items | None = getattr(model, "loss_items", None)
+    alike = samples if batches.loader.is_uneven else None
     if own is not None or (is_built_in(config.model) and not labels_vary):
-        return own
+        return own or alike
     fitting = set.intersection(*values_of_all(_fitting(model, task, batches, labels_vary), session.control))
     rule = next((name for name in RULES if name in fitting), None)
     if rule is None and session.workers.world_size * config.train.grad_accumulation > 1 and session.journal is not None:
         print(f"warning: {_UNKNOWN}", flush=True)
         session.journal.tags({"ortlaunch.loss_items": "unknown"})
-    return RULES[rule] if rule not in (None, SAMPLES) and labels_vary else None
+    return RULES[rule] if rule not in (None, SAMPLES) and labels_vary else alike
 
 
 def _asked(target: str, batches: Lookahead) -> Items:
     where = f"train.items={target}"
     items = load_target(target, where)
     (first,) = batches.peek(1)
-    found = items({name: tensor.clone() for name, tensor in first.items()})
+    found = items(cloned(first))
     try:
         if not 0 <= int(found) == found:
             raise ValueError
@@ -63,10 +65,9 @@ def _asked(target: str, batches: Lookahead) -> Items:
 
 
 def _fitting(model: torch.nn.Module, task: Task, batches: Lookahead, labels_vary: bool) -> set[str]:
-    first: Batch = batches.peek(1)[0]
+    (first,) = batches.peek(1)
     if samples(first) < 2:
-        first, second = batches.peek(2)
-        if any(tensor.shape != second[name].shape for name, tensor in first.items()):
+        first = joined(*batches.peek(2))
+        if first is None:
             return set()
-        first = {name: torch.cat([tensor, second[name]]) for name, tensor in first.items()}
     return fitting_rules(model, task, first, labels_vary=labels_vary)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from ortlaunch.data.batch import moved
 from ortlaunch.data.holdout import HeldOut
-from ortlaunch.models.items import Items
+from ortlaunch.models.items import Items, items_of
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.recorder import Recorder
@@ -39,7 +40,7 @@ class Evaluation:
             evaluated: called with each batch after it was evaluated.
         """
         self._batches = [one.batch for one in batches]
-        self._items = [float(items(one.batch)) if one.counts else 0.0 for one in batches]
+        self._items = [float(items_of(items, one.batch, one.samples)) for one in batches]
         self._every = every
         self._last_step = last_step
         self._workers = workers
@@ -57,7 +58,7 @@ class Evaluation:
         with engine.evaluating():
             for batch in self._batches:
                 # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
-                here = {name: tensor.to(self._workers.device, copy=True) for name, tensor in batch.items()}
+                here = moved(batch, self._workers.device, copy=True)
                 losses.append(engine.evaluate(here).loss)
                 self._evaluated(here)
         mean = self._mean(torch.stack(losses).double().tolist())

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Self
 
 import torch
 import torch.distributed as dist
 
+from ortlaunch.data.batch import Batch, moved, named
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.position import Position
-from ortlaunch.models.items import Items
-from ortlaunch.models.task import Batch
+from ortlaunch.models.items import Items, items_of, samples
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class PositionedBatch:
 
     batch: Batch
     position: Position
+    samples: int
+    """How many of its samples count."""
+    everyone: int | None
+    """Those of all workers' batches at this place; None where a worker does not know."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,13 @@ class Lookahead:
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self.loader = loader
         self._read: deque[PositionedBatch] = deque()
 
     def peek(self, count: int) -> list[Batch]:
         """The next batches, on the CPU, which stay in the iterator; fewer than `count` if the loader has no more."""
-        for batch in islice(self._loader, max(0, count - len(self._read))):
-            self._read.append(PositionedBatch(batch, self._loader.position))
+        for batch in islice(self.loader, max(0, count - len(self._read))):
+            self._read.append(self._positioned(batch))
         return [one.batch for one in islice(self._read, count)]
 
     def __iter__(self) -> Self:
@@ -61,8 +65,10 @@ class Lookahead:
     def __next__(self) -> PositionedBatch:
         if self._read:
             return self._read.popleft()
-        batch = next(self._loader)
-        return PositionedBatch(batch, self._loader.position)
+        return self._positioned(next(self.loader))
+
+    def _positioned(self, batch: Batch) -> PositionedBatch:
+        return PositionedBatch(batch, self.loader.position, self.loader.counted, self.loader.everyone)
 
 
 class Weights:
@@ -80,9 +86,15 @@ class Weights:
         self._total = torch.zeros(2)
         self._exchange: dist.Work | None = None
 
-    def begin_step(self, batches: list[Batch]) -> None:
+    def begin_step(self, batches: list[PositionedBatch]) -> None:
         """Begins to sum the items of this step's micro-batches on all workers, all of which call it."""
-        self._counts = deque(map(self._items, batches))
+        self._counts = deque(items_of(self._items, one.batch, one.samples) for one in batches)
+        everyone = [one.everyone for one in batches if one.everyone is not None]
+        if self._items is samples and len(everyone) == len(batches):
+            # Each worker knows the others' samples.
+            workers = 1 if self._group is None else self._group.size()
+            self._total = torch.tensor([sum(everyone), len(batches) * workers], dtype=torch.float64)
+            return
         self._total = torch.tensor([float(sum(self._counts)), float(len(batches))], dtype=torch.float64)
         if self._group is not None:
             self._exchange = dist.all_reduce(self._total, group=self._group, async_op=True)
@@ -115,6 +127,8 @@ class Feed:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._ready: PositionedBatch | None = None
         self._position: Position | None = None
+        self.samples = 0
+        """How many samples of the batch that `take` returned last count."""
         self.waited = 0.0
         """Seconds spent waiting for the loader so far."""
 
@@ -130,7 +144,7 @@ class Feed:
             # On CUDA the first one may have been copied already.
             held = [] if self._ready is None else [self._ready]
             self._read.extend(self._next() for _ in range(count - len(held)))
-            self._weights.begin_step([one.batch for one in (*held, *self._read)])
+            self._weights.begin_step([*held, *self._read])
 
     def weight(self) -> float | None:
         """The weight of the loss of the batch that `take` returned last; None where all weigh the same.
@@ -144,11 +158,11 @@ class Feed:
         ready, self._ready = self._ready, None
         if ready is None:
             ready = self._copied()
-        batch, self._position = ready.batch, ready.position
+        batch, self._position, self.samples = ready.batch, ready.position, ready.samples
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._stream)
-            for tensor in batch.values():
+            for tensor in named(batch).values():
                 # The tensor was allocated on the other stream, which must not reuse its memory while this one reads it.
                 tensor.record_stream(current)
         return batch
@@ -168,5 +182,4 @@ class Feed:
     def _copied(self) -> PositionedBatch:
         taken = self._read.popleft() if self._read else self._next()
         with torch.cuda.stream(self._stream):
-            batch = {name: tensor.to(self._device, non_blocking=True) for name, tensor in taken.batch.items()}
-        return PositionedBatch(batch, taken.position)
+            return replace(taken, batch=moved(taken.batch, self._device, non_blocking=True))

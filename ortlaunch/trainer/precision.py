@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import Precision
+from ortlaunch.data.batch import Batch, labels, mapped
 
 DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 
@@ -19,11 +20,9 @@ def autocast(device_type: str, precision: Precision) -> contextlib.AbstractConte
     return torch.autocast(device_type, dtype=DTYPES[precision])
 
 
-def cast_inputs(batch: dict[str, torch.Tensor], precision: Precision) -> dict[str, torch.Tensor]:
+def cast_inputs(batch: Batch, precision: Precision) -> Batch:
     """The batch with its floating-point inputs cast to the format of the weights; labels keep theirs."""
     if precision is Precision.fp32:
         return batch
-    return {
-        name: tensor.to(DTYPES[precision]) if tensor.is_floating_point() and name != "labels" else tensor
-        for name, tensor in batch.items()
-    }
+    kept = labels(batch)
+    return mapped(batch, lambda one: one.to(DTYPES[precision]) if one.is_floating_point() and one is not kept else one)

@@ -6,13 +6,16 @@ import traceback
 from itertools import islice
 
 import torch
+import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.own_code import is_users
+from ortlaunch.base.own_code import users_place
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config
+from ortlaunch.data.batch import described, ids, moved
 from ortlaunch.data.loader import Loader, build_loader
 from ortlaunch.data.position import Position
+from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.registry import construct
@@ -21,7 +24,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.ranges import out_of_range
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 _NO_COLLECTIVE = "No backend type associated with device type cpu"
 """torch's error for a collective on the CPU where the workers have NCCL alone; models are there before wrapping."""
@@ -93,11 +96,29 @@ def check_ids(model: torch.nn.Module, batch: Batch) -> None:
     Raises:
         RequestError: with the largest id and the model's size.
     """
-    known, ids = _vocabulary(model), batch.get("input_ids")
-    if known is not None and ids is not None and ids.numel() and (largest := int(ids.max())) >= known:
+    known = _vocabulary(model)
+    largest = max((int(one.max()) for one in ids(batch) if one.numel()), default=-1)
+    if known is not None and largest >= known:
         raise RequestError(
             f"the data has the token id {largest} and the model knows {known} ids: set model.params.vocab_size to the "
             "size of the data's vocabulary, or check data.dtype and the tokenizer that made the data"
+        )
+
+
+def check_shares(loader: Loader, group: dist.ProcessGroup) -> None:
+    """Refuses a stream that all workers, or all loader processes of a worker, read alike. All workers call it.
+
+    Raises:
+        RequestError: with what to write.
+    """
+    everyone = values_of_all(loader.first_digests(), group)
+    of_processes = any(len(one) > 1 and len(set(one)) == 1 for one in everyone)
+    if of_processes or (len(everyone) > 1 and everyone[0] and all(one == everyone[0] for one in everyone)):
+        who = "all loader processes of a worker" if of_processes else "all workers"
+        raise RequestError(
+            f"{loader.origin}: {who} read the same samples first, so each sample would be trained on several times: "
+            "let __iter__ take a part by torch.distributed.get_rank() and torch.utils.data.get_worker_info(), or have "
+            "the samples shared out by data.shard=true"
         )
 
 
@@ -122,14 +143,15 @@ def counted_flops(config: Config, model: torch.nn.Module, task: Task, batch: Bat
             return None
         if (said := out_of_range(error, config)) is not None:
             raise RequestError(said) from error
-        # The user's own code has its traceback.
-        is_own = any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-        if is_own or is_lack_of_memory(error):
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        place = users_place([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+        # The user's own code has its traceback, but for the shapes of own data.
+        if (place and not isinstance(config.data, FactoryConfig)) or is_lack_of_memory(error):
             raise
-        sizes = [f"{name} {'x'.join(map(str, one.shape[1:]))}" for name, one in batch.items() if one.ndim > 1]
+        at = f" ({place})" if place else ""
         raise RequestError(
-            f"model={config.model.name} cannot compute a sample of data={config.data.name} ({', '.join(sizes)}): "
-            f"{first_line(error)}: let model.params suit the data"
+            f"model={config.model.target or config.model.name} cannot compute a sample of data={config.data.name} "
+            f"({described(batch)}): {first_line(error)}{at}: let the model suit the data"
         ) from error
 
 
@@ -153,4 +175,4 @@ def first_batches(
         batches = list(islice(loader, count))
         for batch in batches:
             check_ids(model, batch)
-        return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+        return [moved(batch, device) for batch in batches]

@@ -16,6 +16,7 @@ from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.own_code import is_users
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config, TokenDataConfig
+from ortlaunch.data.batch import named
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.task import Batch
 
@@ -59,7 +60,7 @@ class Ranges(TorchFunctionMode):
         if given.is_floating_point():
             return  # The target is a share of each class.
         place = given.untyped_storage().data_ptr()
-        for name, one in self._batch.items():
+        for name, one in named(self._batch).items():
             if one.untyped_storage().data_ptr() == place and count < self._known.get(name, (what, count + 1))[1]:
                 self._known[name] = (what, count)
 
@@ -75,7 +76,7 @@ class Ranges(TorchFunctionMode):
                 things = "classes" if given is loader.num_classes else "token ids"
                 numbers = f"the data has {given} {things} and the model's {what} knows {count}"
                 raise RequestError(f"{numbers}: {_remedy(config, count, given)}")
-            if (said := _beyond(self._batch[name], what, count)) is not None:
+            if (said := _beyond(named(self._batch)[name], what, count)) is not None:
                 raise RequestError(f"{said}: {_remedy(config, count)}")
 
 

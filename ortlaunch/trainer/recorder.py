@@ -10,11 +10,11 @@ import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
+from ortlaunch.data.batch import Batch, tokens
 from ortlaunch.metrics.at_log_steps import worker_metrics
 from ortlaunch.metrics.memory import peak_memory_gib
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
-from ortlaunch.models.task import Batch
 from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
@@ -117,12 +117,12 @@ class Recorder:
         """Counts time in which the loop had no batch."""
         self._window.data_wait_seconds += seconds
 
-    def micro_batch(self, batch: Batch) -> None:
-        """Counts the samples and tokens of a micro-batch."""
-        self._window.samples += next(iter(batch.values())).shape[0]
-        if "input_ids" in batch:
-            self._window.tokens += batch["input_ids"].numel()
-            self.tokens_seen += batch["input_ids"].numel() * self._workers.world_size
+    def micro_batch(self, batch: Batch, samples: int) -> None:
+        """Counts the samples and tokens of a micro-batch of which so many samples count."""
+        self._window.samples += samples
+        number = tokens(batch) if samples else 0
+        self._window.tokens += number
+        self.tokens_seen += number * self._workers.world_size
 
     def step_done(self) -> None:
         """Marks the end of an optimizer step."""

@@ -139,7 +139,7 @@ class Session:
         for index in range(count):
             own_time.begin()
             batch = feed.take()
-            self.recorder.micro_batch(batch)
+            self.recorder.micro_batch(batch, feed.samples)
             self.watch.beat()
             yield Micro(batch, index, last=index == count - 1, weight=feed.weight)
             own_time.begin()
@@ -205,7 +205,8 @@ class Session:
         # The saver would wait for the earlier checkpoint, too, but without pausing the watch.
         ended = self._wait()
         # Captured before the snapshot, which may draw random numbers.
-        own = {"position": self._feed.position.as_dict(), "rng": rng.capture()}
+        position = self._feed.position
+        own = {"position": {**position.as_dict(), "states": position.states}, "rng": rng.capture()}
         is_last = self.stopped_at is not None or step == cfg.steps
         # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
         shared = is_last or not cfg.checkpoint_async

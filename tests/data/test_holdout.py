@@ -52,7 +52,7 @@ def seen(batches: list[dict[str, torch.Tensor]]) -> list[bytes]:
 
 def held_out(loader: Loader, samples: int) -> list[dict[str, torch.Tensor]]:
     """The batches of an evaluation that count."""
-    return [one.batch for one in loader.held_out(samples) if one.counts]
+    return [one.batch for one in loader.held_out(samples) if one.samples]
 
 
 @pytest.mark.parametrize("name", ["pysource", "synthetic", "digits", "text", "tokens", "hf", "stream"])
@@ -114,7 +114,7 @@ def test_each_held_out_sample_counts_once_in_batches_that_do_not_depend_on_the_w
             everyone = [loader.held_out(samples) for loader in ranks]
             assert len({len(of_rank) for of_rank in everyone}) == 1
             in_order = [one for at in zip(*everyone, strict=True) for one in at]
-            counted = [key(one.batch) for one in in_order if one.counts]
+            counted = [key(one.batch) for one in in_order if one.samples]
             assert all(len(one) == batch_size for one in counted[:-1])
             orders.add(tuple(sample for one in counted for sample in one))
         (order,) = orders

@@ -114,7 +114,7 @@ def test_each_evaluation_leaves_a_batch_as_it_is() -> None:
     task = make_task(model, batch)
     engine = wrap_trainer(model, config, workers, task)
     heard = Heard()
-    evaluation = Evaluation([HeldOut(batch, counts=True)], samples, 1, 2, workers, heard, lambda _: None)  # type: ignore[arg-type]
+    evaluation = Evaluation([HeldOut(batch, 4)], samples, 1, 2, workers, heard, lambda _: None)  # type: ignore[arg-type]
     for step in (1, 2):
         evaluation.run(engine, step)
     assert heard.losses[0] == heard.losses[1]

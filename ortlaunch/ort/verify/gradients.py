@@ -26,7 +26,8 @@ from typing import NamedTuple
 
 import torch
 
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.data.batch import Batch, named
+from ortlaunch.models.task import Task
 from ortlaunch.ort import session
 from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.mends.checkpoints import without_reentrance
@@ -313,7 +314,7 @@ def _judge(
 def _leaves(model: torch.nn.Module, batch: Batch, names: list[str] | None = None) -> NamedTensors:
     """Returns the parameters and inputs that need a gradient, or some of them."""
     leaves: NamedTensors = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
+    leaves |= {f"input {name}": tensor for name, tensor in named(batch).items() if tensor.requires_grad}
     return leaves if names is None else {name: leaves[name] for name in names if name in leaves}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ortlaunch.base.counting import is_power_of_two
-from ortlaunch.models.task import Batch
+from ortlaunch.data.batch import Batch, named
 
 _MOST = 32
 """Sizes that are compared; data may have other ones in every step."""
@@ -15,7 +15,7 @@ Sizes = tuple[tuple[int, ...], ...]
 
 def sizes_of(batch: Batch) -> Sizes:
     """Returns the shapes of a batch's tensors in order."""
-    return tuple(tuple(tensor.shape) for tensor in batch.values())
+    return tuple(tuple(tensor.shape) for tensor in named(batch).values())
 
 
 def is_new(sizes: Sizes, known: set[Sizes]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 
-from ortlaunch.models.task import Batch
+from ortlaunch.data.batch import Batch, mapped
 from ortlaunch.ort.verify.nested import NamedTensors
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -87,15 +87,16 @@ def copied_buffers(model: torch.nn.Module) -> NamedTensors:
 
 def copied(batch: Batch) -> Batch:
     """Returns a copy of a batch for a model that may change its inputs."""
-    return {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in batch.items()}
+    return mapped(batch, lambda one: one.detach().clone().requires_grad_(one.requires_grad))
 
 
 def in_fp64(batch: Batch) -> Batch:
     """Returns a batch whose floating-point tensors are fp64."""
-    return {
-        name: tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
-        for name, tensor in batch.items()
-    }
+
+    def exact(one: torch.Tensor) -> torch.Tensor:
+        return one.detach().double().requires_grad_(one.requires_grad) if one.is_floating_point() else one
+
+    return mapped(batch, exact)
 
 
 @contextlib.contextmanager

@@ -156,7 +156,7 @@ def shapes_of(model: torch.nn.Module) -> dict[str, list[int]]:
     return {name: list(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
-def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
+def reading_of(config: Config, *, is_numbered: bool) -> dict[str, Any]:
     """The keys and values that determine the batches of a stream; empty for a data set.
 
     A position in a stream counts batches, so it is valid only with the same values. A position in a data set counts
@@ -164,12 +164,12 @@ def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
 
     Args:
         config: the run's configuration.
-        samples: the number of samples of the data; None for a stream.
+        is_numbered: whether the workers share one order of samples, as in a data set.
     """
-    if samples is not None:
+    if is_numbered:
         return {}
     of_data = ("seq_len", "workers", "eval_fraction", "eval_split")
-    reading = {f"data.{name}": getattr(config.data, name) for name in of_data}
+    reading = {f"data.{name}": getattr(config.data, name) for name in of_data if hasattr(config.data, name)}
     return {"train.batch_size": config.train.batch_size, **reading}
 
 
@@ -203,10 +203,10 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
                 f"{start.path} was written while training on {what} {then}, and this run has {now}: give the same "
                 f"data, or {_NEW_RUN}"
             )
-    if samples is None and start.workers != workers.world_size:
+    if reading and start.workers != workers.world_size:
         raise RequestError(
             f"{start.path} was written by {counted(start.workers, 'worker')}, each in its own part of a stream: "
-            f"resume with as many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
+            f"resume with as many (launcher.workers_per_node={start.workers}), or {_NEW_RUN}"
         )
     for key, now in reading.items():
         # Checkpoints of older versions do not have these values.
