@@ -13,7 +13,7 @@ import os
 import re
 import symtable
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source
@@ -29,6 +29,7 @@ from ortlaunch.base.reading import read_bytes
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MAKES_NAMES = frozenset(
     ("__dict__", "__getattr__", "__path__", "eval", "exec", "globals", "locals", "meta_path", "setattr", "vars")
 )
@@ -70,7 +71,13 @@ def load_module(name: str, where: str, importer: Callable[[str], ModuleType] = i
 
 
 def check_arguments(
-    called: Callable[..., Any], params: Mapping[str, Any], owner: str, key: str, given: Iterable[str] = ()
+    called: Callable[..., Any],
+    params: Mapping[str, Any],
+    owner: str,
+    key: str,
+    *,
+    given: Collection[str] = (),
+    positional: int = 0,
 ) -> None:
     """Checks that a class or function can be called with `params`. It reads the signature and does not call.
 
@@ -80,14 +87,21 @@ def check_arguments(
         owner: what is called, for messages.
         key: the key that holds `params`.
         given: the names that ortlaunch passes itself.
+        positional: how many arguments ortlaunch passes without their names.
 
     Raises:
-        RequestError: there is no parameter of a name (and no ``**kwargs``), or one is missing.
+        RequestError: there is no parameter of a name (and no ``**kwargs``), one is missing, or there are too few for
+            what is passed without names.
     """
     try:
-        arguments = inspect.signature(called).parameters.values()
+        arguments = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):  # Some callables that are written in C have no signature.
         return
+    in_order = [argument for argument in arguments if argument.kind in _BY_PLACE][:positional]
+    is_open = any(argument.kind is inspect.Parameter.VAR_POSITIONAL for argument in arguments)
+    if len(in_order) < positional and not is_open:
+        raise RequestError(f"{owner} takes {len(in_order)} arguments and is called with {positional}")
+    arguments = [argument for argument in arguments if argument not in in_order]
     named = {argument.name: argument for argument in arguments if argument.kind in _BY_NAME}
     if not any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments):
         refuse_unknown(params, named.keys() - set(given), owner, key)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import re
 from traceback import walk_tb
 
 import yaml
+from omegaconf.errors import ConfigKeyError
 
 from ortlaunch.base.nearest import nearest
 from ortlaunch.base.yaml_files import fault_of
 from ortlaunch.config.load import first_line, in_words
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.paths import ready_jobs
-from ortlaunch.config.schema import GROUPS
+from ortlaunch.config.schema import GROUPS, GroupConfig
 from ortlaunch.config.synonyms import KEYS
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +39,10 @@ def explain(error: Exception) -> str:
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
         return _unknown_key(key[1])
     if key := re.search(r"^Could not override '([^'@]+)'", text):
+        cause = error.__cause__
+        if isinstance(cause, ConfigKeyError) and cause.object_type is GroupConfig:
+            known = ", ".join(one.name for one in dataclasses.fields(GroupConfig))
+            return f"{key[1]}: a group has no {cause.key}: it has {known}"
         return _unknown_key(key[1])
     if isinstance(error, OverrideParseException):
         if "=" not in error.override:

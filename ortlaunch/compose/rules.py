@@ -105,6 +105,22 @@ def _known_model(config: Config) -> None:
         pretrained_source(str(config.model.params.get("pretrained", "")))
 
 
+def _targets(config: Config) -> None:
+    """Looks at the optimizers and the schedule that the user names, which only the workers import."""
+    same_environment = launcher_of(config).finds_same_packages(config)
+    for group, meaning in (("optimizer", "Class"), ("scheduler", "function")):
+        node = getattr(config, group)
+        if node.name == "factory" and node.target is None:
+            raise RequestError(f"{group}=factory takes what {group}.target names: give {group}.target=module:{meaning}")
+        if (target := getattr(node, "target", None)) is not None:
+            check_target(target, f"{group}.target", same_environment=same_environment)
+    for number, one in enumerate(config.optimizer.groups):
+        if one.target is not None:
+            check_target(one.target, f"optimizer.groups.{number}.target", same_environment=same_environment)
+        elif one.params:
+            raise RequestError(f"optimizer.groups.{number}.params are arguments of its target: give target, too")
+
+
 def _model_fits_data(config: Config) -> None:
     entry = registry.find(config.model.name)
     if entry is None or entry.inputs == "any" or isinstance(config.data, FactoryConfig):
@@ -254,6 +270,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _backend,
     _known_model,
     _model_fits_data,
+    _targets,
     _trainer,
     _ort_blocks,
     _precision,

@@ -107,6 +107,10 @@ def check_numbers(node: Any, prefix: str = "") -> None:
         if dataclasses.is_dataclass(value):
             check_numbers(value, f"{key}.")
             continue
+        if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+            for index, item in enumerate(value):
+                check_numbers(item, f"{key}.{index}.")
+            continue
         bounds = bounds_of(type(node), one.name) or Bounds()
         for inner, given in _numbers(value, key):
             if not bounds.holds(given):

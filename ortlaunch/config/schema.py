@@ -116,6 +116,9 @@ class TrainConfig(Node):
     """Steps between two evaluations on the held-out samples. The last step is evaluated too; null never evaluates."""
     eval_samples: int = number(256, least=1)
     """Largest number of samples in an evaluation, over all workers. Every evaluation uses the same samples."""
+    ema: float | None = number(None, above=0, below=1)
+    """Decay of an exponential moving average of the weights, as `torch.optim.swa_utils` computes it after each step.
+    Evaluations, weights/ and `ortlaunch export weights` take the average; null keeps none."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward instead of keeping them. This needs less memory and makes steps
     slower."""
@@ -312,6 +315,30 @@ class DeviceOptimizer(Node):
 
 
 @dataclass(eq=False, repr=False)
+class GroupConfig(Node):
+    """Weights that are trained in another way than the rest."""
+
+    match: str = MISSING
+    lr_factor: float = number(1.0, least=0)
+    weight_decay: float | None = number(None, least=0)
+    frozen: bool = False
+    target: str | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def state_facts(self) -> dict[str, Any]:
+        """As `OptimizerConfig.state_facts`."""
+        facts = {"match": self.match, "frozen": self.frozen, "decays": self.weight_decay is not None}
+        return facts | facts_of_target(self.target, self.params)
+
+
+def facts_of_target(target: str | None, params: dict[str, Any]) -> dict[str, Any]:
+    """Of an optimizer that the user names, the keys and values that determine which state it has."""
+    # The groups of other classes than torch's hold state beside their arguments, so that both come from a checkpoint.
+    of_torch = target is None or target.startswith("torch.optim")
+    return {"target": target} if of_torch else {"target": target, "params": params}
+
+
+@dataclass(eq=False, repr=False)
 class OptimizerConfig(Node):
     """What every optimizer has."""
 
@@ -323,6 +350,10 @@ class OptimizerConfig(Node):
     that its momentum holds for it, too."""
     decay_bias_and_norm: bool = False
     """Apply weight decay also to biases, normalization weights and other one-dimensional parameters."""
+    groups: list[GroupConfig] = field(default_factory=list)
+    """Weights that are trained in another way: a list of `{match: PATTERN}` with any of `lr_factor`, `weight_decay` (of
+    all that match), `frozen: true`, and `target: package.module:Class` with its `params` for an optimizer of its own.
+    PATTERN is a glob of parameter names, whose `*` matches dots too. The first group that matches a weight counts."""
 
     whole_matrices: ClassVar[str | None] = None
     """Why the optimizer cannot work on the flat pieces of parameters that ZeRO gives it; None if it can."""
@@ -336,6 +367,14 @@ class OptimizerConfig(Node):
             groups: dictionaries with ``params`` and their ``weight_decay``, as torch's optimizers take them.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it is built")
+
+    def state_facts(self) -> dict[str, Any]:
+        """The keys and values that determine which state the optimizer has, and for which groups of parameters."""
+        return {
+            "optimizer": self.name,
+            "optimizer.decay_bias_and_norm": self.decay_bias_and_norm,
+            "optimizer.groups": [one.state_facts() for one in self.groups],
+        }
 
     def state_elements(self, shape: Sequence[int]) -> int:
         """How many numbers the optimizer keeps for a parameter of this shape; 0 where that is not known."""
@@ -359,6 +398,20 @@ class SchedulerConfig(Node):
     name: str = MISSING
     warmup_steps: int = number(0, least=0)
     """Steps in which the learning rate rises linearly to its peak."""
+
+    def factor(self, done: int, total: int) -> float:
+        """The learning rate of a step as a share of its peak.
+
+        It rises linearly over the warm-up, from more than 0 at the first step; the decay ends with the last step.
+
+        Args:
+            done: the steps before it.
+            total: the steps of the run.
+        """
+        if done < self.warmup_steps:
+            return (done + 1) / (self.warmup_steps + 1)
+        decay_steps = max(1, total - 1 - self.warmup_steps)
+        return self.ratio(min(1.0, (done - self.warmup_steps) / decay_steps))
 
     def ratio(self, progress: float) -> float:
         """The learning rate after the warm-up, as a share of its peak.

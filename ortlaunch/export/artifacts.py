@@ -37,6 +37,8 @@ def export_artifacts(request: Request) -> ExportRecord:
         RequestError: the model cannot be exported, or ONNX Runtime cannot train it in this way.
     """
     optimizer = request.config.optimizer
+    if optimizer.groups:
+        raise RequestError("optimizer.groups: on a device all weights are trained alike: leave them out")
     device_optimizer = optimizer.on_device()
     prefix = _prefix(request)
     with written(request.out, force=request.has("force")) as folder:

@@ -26,6 +26,7 @@ from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.checkpoint.torch_state import has_averages
 from ortlaunch.trainer.weights import fill_names, save_weights
 
 
@@ -48,7 +49,8 @@ def export_weights(arguments: list[str]) -> int:
     check_out(out)
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
-    print(f"{out}: weights after step {store.step_of(checkpoint)}")
+    kind = "the average of the weights (train.ema)" if has_averages(checkpoint / ENGINE) else "weights"
+    print(f"{out}: {kind} after step {store.step_of(checkpoint)}")
     return 0
 
 

@@ -17,7 +17,7 @@ from ortlaunch.models.registry import digests
 
 _OF_TRAIN = (
     *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),
-    *("deterministic", "tf32", "gc_every"),
+    *("deterministic", "tf32", "gc_every", "ema"),
 )
 """The keys of the training node that a step's time depends on."""
 _ELSEWHERE = ("path", "tokenizer", "timeout_seconds")
@@ -41,7 +41,7 @@ def kind_of(config: Config) -> dict[str, Any]:
         "data": {key: value for key, value in plain["data"].items() if key not in _ELSEWHERE},
         "train": {key: plain["train"][key] for key in _OF_TRAIN},
         "trainer": {key: value for key, value in plain["trainer"].items() if key not in _ELSEWHERE},
-        "optimizer": config.optimizer.name,
+        "optimizer": config.optimizer.state_facts(),
         "workers": [workers, config.launcher.nodes, threads, config.launcher.allocator.value],
         "machine": [device.value, device_name(device), usable_cores()],
         "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],

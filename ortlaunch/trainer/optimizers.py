@@ -6,15 +6,22 @@ The launcher reads the options, so torch is imported in functions alone.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
-from ortlaunch.config.schema import DeviceOptimizer, OptimizerConfig, ParameterGroups
+from ortlaunch.config.schema import (
+    DeviceOptimizer,
+    GroupConfig,
+    OptimizerConfig,
+    ParameterGroups,
+    facts_of_target,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
 _ALWAYS_SETTINGS = ("initial_lr", "weight_decay")
 """What a parameter group of any optimizer has from the configuration alone."""
+_SHOWN = 5
 
 
 @option("optimizer")
@@ -113,13 +121,75 @@ class AdafactorConfig(OptimizerConfig):
         return math.prod(matrices) * (rows + columns)
 
 
-def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> Optimizer:
+@option("optimizer")
+@dataclass
+class OptimizerFactoryConfig(OptimizerConfig):
+    """Any class of torch.optim, or one of your own."""
+
+    name: str = "factory"
+    target: str | None = None
+    """`package.module:Class` of the optimizer: torch.optim:NAdam. It gets the parameters, `lr` and `params`."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the class by name."""
+
+    def state_facts(self) -> dict[str, Any]:
+        own = facts_of_target(self.target, self.params)
+        return super().state_facts() | {f"optimizer.{key}": value for key, value in own.items()}
+
+
+def build_optimizer(model: nn.Module, cfg: OptimizerConfig, *, in_pieces: str | None = None) -> Optimizer:
     """The optimizer over all parameters of `model` that require gradients, fused if torch has a fused version.
 
     Biases, the weights of normalization layers and other parameters with fewer than two dimensions form a group of
-    their own without weight decay, unless ``optimizer.decay_bias_and_norm`` is true.
+    their own without weight decay, unless ``optimizer.decay_bias_and_norm`` is true. ``optimizer.groups`` may say
+    otherwise, and give weights an optimizer of their own.
+
+    Args:
+        model: the plain model.
+        cfg: the optimizer's keys.
+        in_pieces: the trainer that hands weights on in flat pieces, as a key and its value; None if they stay whole.
+
+    Raises:
+        RequestError: an optimizer that the user names cannot be built, or does not go with pieces.
     """
-    return cfg.build(parameter_groups(model, cfg))
+    from ortlaunch.trainer.own_optimizers import Several, made
+
+    owned: dict[int | None, ParameterGroups] = {}
+    for owner, group in _parameter_groups(model, cfg):
+        owned.setdefault(owner, []).append(group)
+    parts = []
+    for owner, groups in owned.items():
+        node: Any = cfg if owner is None else cfg.groups[owner]
+        target: str | None = getattr(node, "target", None)
+        if target is None:
+            parts.append(cfg.build(groups))
+        else:
+            key = "optimizer" if owner is None else f"optimizer.groups.{owner}"
+            parts.append(made(target, node.params, groups, cfg.lr, key, in_pieces))
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
+def freeze(model: nn.Module, cfg: OptimizerConfig) -> None:
+    """Keeps the weights from training that a group of ``optimizer.groups`` freezes.
+
+    Raises:
+        RequestError: a group matches no parameter, or all of them are frozen.
+    """
+    for parameter, index in _numbers(model, cfg).items():
+        if index is not None and cfg.groups[index].frozen:
+            parameter.requires_grad_(False)
+    if cfg.groups and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RequestError("optimizer.groups freezes all weights of the model: leave some to train")
+
+
+def known_state(model: nn.Module, cfg: OptimizerConfig) -> int:
+    """Bytes that the optimizer keeps for a plain model, without what classes keep that the user names."""
+    return sum(
+        one.element_size() * cfg.state_elements(one.shape)
+        for owner, group in _parameter_groups(model, cfg)
+        for one in group["params"]
+        if owner is None
+    )
 
 
 def can_be_fused(groups: ParameterGroups) -> bool:
@@ -127,11 +197,13 @@ def can_be_fused(groups: ParameterGroups) -> bool:
     return all(weight.is_floating_point() for group in groups for weight in group["params"])
 
 
-def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> ParameterGroups:
-    """Trainable parameters in groups with and without weight decay, in the model's order; no group is empty."""
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if cfg.decay_bias_and_norm:
-        return [{"params": [parameter for _, parameter in trainable], "weight_decay": cfg.weight_decay}]
+def _parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> list[tuple[int | None, dict[str, Any]]]:
+    """Trainable parameters in groups with and without weight decay, in the model's order; no group is empty.
+
+    Returns:
+        The groups, first those of the weights that no group of ``optimizer.groups`` matches. The number of such a group
+        stands before each that has an optimizer of its own.
+    """
     from torch import nn
 
     norms = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
@@ -145,12 +217,43 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> ParameterGroups:
     def is_exempt(name: str, parameter: nn.Parameter) -> bool:
         return parameter.ndim < 2 or name.rpartition(".")[2] == "bias" or id(parameter) in in_norms
 
-    groups: ParameterGroups = []
-    for exempt, decay in ((False, cfg.weight_decay), (True, 0.0)):
-        chosen = [parameter for name, parameter in trainable if is_exempt(name, parameter) is exempt]
-        if chosen:
-            groups.append({"params": chosen, "weight_decay": decay})
+    numbers = _numbers(model, cfg)
+    groups: list[tuple[int | None, dict[str, Any]]] = []
+    for index in (None, *range(len(cfg.groups))):
+        own = GroupConfig() if index is None else cfg.groups[index]
+        decay = cfg.weight_decay if own.weight_decay is None else own.weight_decay
+        is_one = cfg.decay_bias_and_norm or own.weight_decay is not None
+        mine = [(name, one) for name, one in model.named_parameters() if one.requires_grad and numbers[one] == index]
+        for exempt in (False, True):
+            chosen = [one for name, one in mine if (is_exempt(name, one) and not is_one) is exempt]
+            if chosen:
+                group = {"params": chosen, "weight_decay": 0.0 if exempt else decay, "lr": cfg.lr * own.lr_factor}
+                groups.append((index if own.target is not None else None, group))
     return groups
+
+
+def _numbers(model: nn.Module, cfg: OptimizerConfig) -> dict[nn.Parameter, int | None]:
+    """The number of the first group of ``optimizer.groups`` that matches each parameter; None if none does.
+
+    Raises:
+        RequestError: a group matches no parameter.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    # Each name of a weight that has several.
+    for path, module in model.named_modules(remove_duplicate=False):
+        for leaf, parameter in module.named_parameters(recurse=False):
+            names.setdefault(parameter, []).append(f"{path}.{leaf}" if path else leaf)
+    matched = {
+        parameter: [index for index, one in enumerate(cfg.groups) if fnmatch.filter(own, one.match)]
+        for parameter, own in names.items()
+    }
+    for index, one in enumerate(cfg.groups):
+        if not any(index in found for found in matched.values()):
+            some = ", ".join(name for own in list(names.values())[:_SHOWN] for name in own)
+            raise RequestError(
+                f"optimizer.groups.{index}.match={one.match} matches no parameter of the model: its names are {some} …"
+            )
+    return {parameter: found[0] if found else None for parameter, found in matched.items()}
 
 
 @contextlib.contextmanager
@@ -160,15 +263,18 @@ def settings_kept(optimizer: Optimizer, scheduler: LambdaLR) -> Iterator[None]:
     A checkpoint also holds the settings of the run that wrote it: the peak of the learning rate and its present value,
     weight decay, and the kernel. With them, the keys that a resume changes would have no effect.
     """
+    from ortlaunch.trainer.own_optimizers import parts_of
+
     # torch's own optimizers change nothing in their groups. Others may keep state there, as Prodigy does.
-    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     settings = [
         {
             name: value
             for name, value in group.items()
-            if name in _ALWAYS_SETTINGS or (is_torchs and name not in ("params", "lr"))
+            if name in _ALWAYS_SETTINGS
+            or (type(part).__module__.startswith("torch.optim.") and name not in ("params", "lr"))
         }
-        for group in optimizer.param_groups
+        for part in parts_of(optimizer)
+        for group in part.param_groups
     ]
     peaks = list(scheduler.base_lrs)
     yield

@@ -22,6 +22,7 @@ from ortlaunch.models.registry import construct
 from ortlaunch.models.strides import close_gaps
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.memory_error import is_lack_of_memory
+from ortlaunch.trainer.optimizers import freeze
 from ortlaunch.trainer.ranges import out_of_range
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers, values_of_all
@@ -69,10 +70,12 @@ def build_seeded(config: Config) -> torch.nn.Module:
     """The plain model on the CPU, with the weights that ``seed`` gives on every worker.
 
     Raises:
-        RequestError: for an unknown model, target, import or parameter, or for a model that cannot be trained.
+        RequestError: for an unknown model, target, import or parameter, for a model that cannot be trained, or for
+            ``optimizer.groups`` that do not suit it.
     """
     model = construct_seeded(config)
     check_model(model)
+    freeze(model, config.optimizer)
     close_gaps(model)
     return model
 

@@ -19,6 +19,7 @@ from ortlaunch.config.neighbours import further_changes, in_words, none_is_enoug
 from ortlaunch.config.schema import Config, Device, MemoryCheck, OptimizerConfig, Precision
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.config.trainers.base import Weights
+from ortlaunch.trainer.optimizers import known_state
 from ortlaunch.trainer.precision import DTYPES
 from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.workers import Workers, values_of_all
@@ -49,7 +50,8 @@ def check_state(session: Session, model: torch.nn.Module) -> None:
     config, check = session.config, session.config.train.memory_check
     if check is MemoryCheck.off:
         return
-    weights = weights_of(model, config.optimizer, config.train.precision)
+    has_average = config.train.ema is not None
+    weights = weights_of(model, config.optimizer, config.train.precision, has_average=has_average)
     room = _room(session.workers, weights)
     # Whoever comes last has seen the machine with the models of all its workers.
     _, line = max(values_of_all(judged(config, weights, room), session.control))
@@ -59,14 +61,16 @@ def check_state(session: Session, model: torch.nn.Module) -> None:
         print(f"warning: {line}", flush=True)
 
 
-def weights_of(model: torch.nn.Module, optimizer: OptimizerConfig, precision: Precision) -> Weights:
-    """What a plain model holds, and what the optimizer will hold for it."""
+def weights_of(
+    model: torch.nn.Module, optimizer: OptimizerConfig, precision: Precision, *, has_average: bool = False
+) -> Weights:
+    """What a plain model holds, and what the optimizer will hold for it, with the average of the weights."""
     trained = [one for one in model.parameters() if one.requires_grad]
     return Weights(
         buffers=sum(one.nbytes for one in model.buffers()),
         parameters=sum(one.nbytes for one in model.parameters()),
         trained=sum(one.nbytes for one in trained),
-        optimizer=sum(one.element_size() * optimizer.state_elements(one.shape) for one in trained),
+        optimizer=known_state(model, optimizer) + (sum(one.nbytes for one in trained) if has_average else 0),
         low_share=DTYPES[precision].itemsize / torch.float32.itemsize,
     )
 

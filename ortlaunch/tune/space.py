@@ -159,7 +159,7 @@ class Space:
             found.append(f"optimizer={axes[OPTIMIZER]}")
             if axes[OPTIMIZER] != self.asked.optimizer.name:
                 optimizer = self._optimizer(str(axes[OPTIMIZER]))
-                keys = [one.name for one in dataclasses.fields(OptimizerConfig) if one.name != "name"]
+                keys = [one.name for one in dataclasses.fields(OptimizerConfig) if one.name not in ("name", "groups")]
                 found += [f"optimizer.{key}={_text(getattr(optimizer, key))}" for key in keys]
         return found
 
@@ -258,7 +258,8 @@ class Space:
             on_cuda = resolve_device(config.device) is Device.cuda
             everything[PRECISION] = ["fp32", "bf16", *(["fp16"] if on_cuda else [])]
         if OPTIMIZER in self.free:
-            everything[OPTIMIZER] = sorted(GROUPS["optimizer"])
+            # A class that nobody has named cannot be tried.
+            everything[OPTIMIZER] = sorted({*GROUPS["optimizer"]} - {"factory"} | {config.optimizer.name})
         for axis in everything:
             if axis in self.hold or f"{axis}.key" in given:
                 everything[axis] = [asked[axis]]

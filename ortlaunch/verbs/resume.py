@@ -292,8 +292,8 @@ def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
     yield "trainer", then, now
     if trainer_of(old.trainer).keeps_precision:
         yield "train.precision", old.train.precision.value, new.train.precision.value
-    key = "decay_bias_and_norm"
-    yield f"optimizer.{key}", getattr(old.optimizer, key), getattr(new.optimizer, key)
+    before, after = old.optimizer.state_facts(), new.optimizer.state_facts()
+    yield from ((key, before.get(key), value) for key, value in after.items())
     yield "seed", old.seed, new.seed
 
 

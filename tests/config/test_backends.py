@@ -23,7 +23,6 @@ from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm import fitness
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.schedules import lr_ratio
 from tests.support.cli import answer
 from tests.support.ort import pretend_no_ort, pretend_ort
 
@@ -139,7 +138,7 @@ def test_nodes_with_a_python_of_their_own_are_asked_there(monkeypatch: pytest.Mo
 def test_a_warm_up_that_does_not_end_is_said(warmup: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = to_config(compose_with_reason(["train.steps=10", f"scheduler.warmup_steps={warmup}"])[0])
     # The peak is reached in a step, or it is said that it is not.
-    assert (max(lr_ratio(config.scheduler, done, 10) for done in range(10)) < 1) == bool(said)
+    assert (max(config.scheduler.factor(done, 10) for done in range(10)) < 1) == bool(said)
     folder.say_notes(make_plan(config), config)
     told = capsys.readouterr().err
     assert said in told if said else not told

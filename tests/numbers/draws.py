@@ -337,6 +337,7 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
         words += ["optimizer=adamw", "optimizer.lr=0.01", "optimizer.eps=1e-4"]
     else:
         words += ["optimizer=sgd", "optimizer.lr=0.1", f"optimizer.momentum={momentum}"]
+    words += _further(random.Random(f"{seed} further"), words, trainer, kind, can_decay="Unused" not in parts)
     words += [f"optimizer.weight_decay={decay}", f"optimizer.decay_bias_and_norm={dice.choice(('true', 'false'))}"]
     if kind == "Masked":
         words.append("train.items=nets:count")
@@ -345,6 +346,28 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
     if trainer == "ddp" and {"Unused", "Turns"} & set(parts):
         words.append("trainer.find_unused_parameters=true")
     return Draw(seed, trainer, backend, workers, parts, kind, tuple(words), steps, resumed_at)
+
+
+def _further(dice: random.Random, words: list[str], trainer: str, kind: str, *, can_decay: bool) -> list[str]:
+    """Keys of other optimizers, of groups and of the average, for some of the draws."""
+    more = []
+    classes = ("NAdam", "RAdam", "Adamax")
+    if "optimizer=adamw" in words and dice.random() < 0.4:
+        words[words.index("optimizer=adamw")] = "optimizer=factory"
+        words[words.index("optimizer.eps=1e-4")] = "optimizer.params.eps=1e-4"
+        more.append(f"optimizer.target=torch.optim:{dice.choice(classes)}")
+    if dice.random() < 0.3:
+        first = "first" if kind == "Digits" else "tokens"
+        groups = [
+            "{match: head.weight, lr_factor: 0.3}",
+            f"{{match: '{first}.*', frozen: true}}",
+            f"{{match: 'head.*', target: 'torch.optim:{dice.choice(classes)}', lr_factor: 0.1, params: {{eps: 1e-4}}}}",
+            *(["{match: '*.bias', weight_decay: 0.2}"] if can_decay else []),
+        ]
+        more.append(f"optimizer.groups=[{', '.join(dice.sample(groups, 2))}]")
+    if not trainer.startswith("zero") and dice.random() < 0.4:
+        more.append(f"train.ema={dice.choice((0.5, 0.9))}")
+    return more
 
 
 def loss(model: nn.Module, buffers: Tensors, batch: Tensors) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """The referee of numbers: a recorded run once more, in one process, in fp64, by plain torch alone.
 
 The rules are written down here a second time, as the documentation has them: the loss of a step is the mean over its
-micro-batches and workers, matrices alone decay, and a learning rate follows its schedule. No code of ortlaunch computes
-anything here.
+micro-batches and workers, matrices alone decay, a learning rate follows its schedule, the first of `optimizer.groups`
+that matches counts, and an average of the weights is what is evaluated and left. No code of ortlaunch computes anything
+here.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,8 +87,9 @@ def replayed(
         [batch for folder in records for batch in torch.load(folder / f"batches-{rank}.pt")] for rank in range(workers)
     ]
     course = Course(first=_weights(model))
-    optimizer = _optimizer(model, config)
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizers = _optimizers(model, config)
+    trained = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
+    average: Tensors = {}
     count = config.train.grad_accumulation
     for step in range(config.train.steps):
         if sends_buffers:
@@ -108,10 +111,14 @@ def replayed(
             for gradient in graded:
                 gradient *= clip / norm
         rate = config.optimizer.lr * _ratio(config, step)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["lr_factor"]
+            optimizer.step()
+            optimizer.zero_grad()
+        if (decay := config.train.ema) is not None:
+            now = _weights(model)
+            average = {name: decay * average.get(name, one) + (1 - decay) * one for name, one in now.items()}
         course.losses.append(float(total))
         course.norms.append(norm)
         course.rates.append(rate)
@@ -120,9 +127,12 @@ def replayed(
             with torch.no_grad():
                 seen = {name: value.clone() for name, value in buffers[0].items()}
                 model.eval()
+                own = _weights(model)
+                model.load_state_dict(average, strict=False)
                 course.evaluations.append(float(loss(model, seen, _exact_ones(evaluated.samples))))
+                model.load_state_dict(own, strict=False)
                 model.train()
-    course.weights = _weights(model)
+    course.weights = average or _weights(model)
     return course
 
 
@@ -176,7 +186,8 @@ def _weights(model: nn.Module) -> Tensors:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+def _optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
+    """That of the rest, and those of groups with one of their own. Frozen weights need no gradient any more."""
     cfg: Any = config.optimizer
     normalizing = {
         id(parameter)
@@ -184,13 +195,28 @@ def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         if "Norm" in type(module).__name__
         for parameter in module.parameters(recurse=False)
     }
-    groups: dict[float, list[nn.Parameter]] = {}
+    groups: dict[str | None, list[dict[str, Any]]] = {}
     for name, parameter in model.named_parameters():
+        own = next((one for one in cfg.groups if fnmatch.fnmatchcase(name, one.match)), None)
+        if own is not None and own.frozen:
+            parameter.requires_grad_(False)
+        if not parameter.requires_grad:
+            continue
         is_exempt = parameter.ndim < 2 or name.endswith("bias") or id(parameter) in normalizing
         decay = 0.0 if is_exempt and not cfg.decay_bias_and_norm else cfg.weight_decay
-        if parameter.requires_grad:
-            groups.setdefault(decay, []).append(parameter)
-    parts: list[dict[str, Any]] = [{"params": group, "weight_decay": decay} for decay, group in groups.items()]
+        if own is not None and own.weight_decay is not None:
+            decay = own.weight_decay
+        group = {"params": [parameter], "weight_decay": decay, "lr_factor": 1.0 if own is None else own.lr_factor}
+        groups.setdefault(own.target if own is not None else None, []).append(group)
+    return [_optimizer(parts, target, cfg) for target, parts in groups.items()]
+
+
+def _optimizer(parts: list[dict[str, Any]], target: str | None, cfg: Any) -> torch.optim.Optimizer:
+    if cfg.name == "factory" and target is None:
+        return getattr(torch.optim, cfg.target.partition(":")[2])(parts, lr=cfg.lr, foreach=False, **cfg.params)
+    if target is not None:
+        params = next(one.params for one in cfg.groups if one.target == target)
+        return getattr(torch.optim, target.partition(":")[2])(parts, lr=cfg.lr, foreach=False, **params)
     if cfg.name == "sgd":
         return torch.optim.SGD(parts, lr=cfg.lr, momentum=cfg.momentum, foreach=False, fused=False)
     betas = (cfg.beta1, cfg.beta2)

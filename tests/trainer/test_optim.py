@@ -21,7 +21,7 @@ from ortlaunch.config.schema import (
 from ortlaunch.models.registry import build_model
 from ortlaunch.trainer.engines.fsdp_engine import _without_missing_kernels
 from ortlaunch.trainer.optimizers import build_optimizer, settings_kept, step_if
-from ortlaunch.trainer.schedules import build_scheduler, lr_ratio
+from ortlaunch.trainer.schedules import build_scheduler
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from ortlaunch.trainer.schedules import build_scheduler, lr_ratio
     ],
 )
 def test_a_schedule_over_five_steps(cfg: SchedulerConfig, ratios: list[float]) -> None:
-    assert [lr_ratio(cfg, done, 5) for done in range(5)] == pytest.approx(ratios, abs=1e-6)
+    assert [cfg.factor(done, 5) for done in range(5)] == pytest.approx(ratios, abs=1e-6)
 
 
 def test_the_schedule_multiplies_the_peak() -> None:
@@ -178,14 +178,14 @@ def test_a_resumed_optimizer_has_the_settings_of_its_own_run() -> None:
     with settings_kept(second, scheduler):
         second.load_state_dict(first.state_dict())
         scheduler.load_state_dict(done)
-    rate = 0.01 * lr_ratio(shape, 3, 8)
+    rate = 0.01 * shape.factor(3, 8)
     assert [group["lr"] for group in second.param_groups] == scheduler.get_last_lr() == [rate, rate]
     assert [group["weight_decay"] for group in second.param_groups] == [0.2, 0.0]
     assert {group["betas"] for group in second.param_groups} == {(0.9, 0.95)}
     assert [float(state["step"]) for state in second.state.values()] == [3.0, 3.0]
     second.step()
     scheduler.step()
-    assert scheduler.get_last_lr()[0] == 0.01 * lr_ratio(shape, 4, 8)
+    assert scheduler.get_last_lr()[0] == 0.01 * shape.factor(4, 8)
 
 
 def test_a_kernel_that_this_trainer_lacks_is_not_taken_from_a_checkpoint() -> None:

@@ -73,6 +73,12 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
                 f"the optimizer flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
             )
         _check_offload(cfg, device)
+        if config.train.ema is not None:
+            raise RequestError(
+                f"train.ema={config.train.ema:g} does not go with trainer=deepspeed, which keeps the weights that it "
+                "trains, and their checkpoints, in a form of its own: use trainer=ddp, or trainer=fsdp, which shards "
+                "the average too"
+            )
 
     def refusal(self, backend: str, precision: Precision, variant: int | None) -> str | None:
         if precision.value == "fp16" and variant == 0:
@@ -104,7 +110,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
         return weights.buffers + parameters + gradients + optimizer
 
     def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
-        is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded
+        has_others = any(one.target is not None for one in optimizer.groups)
+        is_free = cfg.zero_stage == 0 or (optimizer.can_be_resharded and not has_others)
         return None if is_free else "DeepSpeed can redistribute the state of AdamW only"
 
 

@@ -175,8 +175,7 @@ def reading_of(config: Config, *, is_numbered: bool) -> dict[str, Any]:
 
 def optimizer_of(config: Config) -> dict[str, Any]:
     """The keys and values that determine which state the optimizer has, and for which groups of parameters."""
-    cfg = config.optimizer
-    return {"optimizer": cfg.name, "optimizer.decay_bias_and_norm": cfg.decay_bias_and_norm}
+    return config.optimizer.state_facts()
 
 
 def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers, reading: dict[str, Any]) -> None:
@@ -351,7 +350,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
         )
     for key, mine in optimizer_of(config).items():
         # Checkpoints of older versions do not have these values.
-        theirs = start.meta.get("optimizer", {}).get(key, mine)
+        theirs = start.meta.get("optimizer", {}).get(key, [] if key == "optimizer.groups" else mine)
         if theirs != mine:
             raise RequestError(
                 f"{start.path} has the state of an optimizer with {key}={_word(theirs)}, and this run has "

@@ -27,7 +27,7 @@ from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.host import HostMemory, save_file, storage_key, to_host
 
 _TENSORS, _REST = "tensors", "rest.pt"
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+_MODEL, _OPTIMIZER, _AVERAGE = "model/", "optimizer/", "average/"
 
 Write = Callable[[dist.ProcessGroup], None]
 """Writes this worker's part of a snapshot. All workers must call it, from any thread, with a process group that no
@@ -37,6 +37,7 @@ other thread uses."""
 def snapshot(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
+    averages: Mapping[str, torch.Tensor],
     rest: dict[str, Any],
     folder: Path,
     *,
@@ -49,6 +50,7 @@ def snapshot(
     Args:
         model: the module whose state dict has plain names.
         optimizer: the optimizer over the parameters of `model`.
+        averages: those of the trained weights by name; empty if none are kept.
         rest: further state without tensors, by name.
         folder: the folder that the snapshot will be written to.
         is_first: whether this is the first worker. Only its buffers are saved: DistributedDataParallel sends them to
@@ -60,6 +62,7 @@ def snapshot(
     state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters())
     tensors = {_MODEL + name: value for name, value in _once(state).items() if is_first or name in parameters}
+    tensors |= {_AVERAGE + name: value for name, value in averages.items()}
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     plain: dict[str, dict[str, Any]] = {}
     for parameter, fields in optimizer.state.items():
@@ -89,20 +92,19 @@ def restore(
     """Loads a written snapshot into model and optimizer. All workers must call it.
 
     Returns:
-        The further state that `snapshot` got as `rest`.
+        The further state that `snapshot` got as `rest`, and as ``averages`` what it got as these.
     """
     state = model.state_dict(keep_vars=True)
     tensors = read_tensors(folder, group, state)
     rest = reading.load(folder / _REST)
-    known = {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
-    model.load_state_dict(_filled(known, state))
+    model.load_state_dict(_filled(_below(_MODEL, tensors), state))
     fields: dict[str, dict[str, Any]] = rest.pop("plain")
     for key, value in tensors.items():
         if key.startswith(_OPTIMIZER):
             name, _, field = key.removeprefix(_OPTIMIZER).rpartition("/")
             fields.setdefault(name, {})[field] = value
     _load_optimizer(optimizer, rest.pop("groups"), fields, dict(model.named_parameters()))
-    return rest
+    return {**rest, "averages": _below(_AVERAGE, tensors)}
 
 
 def read_tensors(
@@ -128,7 +130,9 @@ def read_tensors(
 
 def _room(key: str, entry: TensorStorageMetadata, model: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """An empty tensor to read a stored one into, laid out and sharded like its parameter if both have one shape."""
-    name = key.removeprefix(_MODEL) if key.startswith(_MODEL) else key.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    name = (
+        key.partition("/")[2] if key.startswith((_MODEL, _AVERAGE)) else key.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    )
     parameter = model.get(name)
     if parameter is None or parameter.shape != entry.size:
         return torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -137,9 +141,25 @@ def _room(key: str, entry: TensorStorageMetadata, model: Mapping[str, torch.Tens
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Reads the model's weights from a written snapshot. A weight with several names has only the first one."""
+    """Reads the model's weights from a written snapshot, or their averages if it has these.
+
+    A weight with several names has only the first one.
+    """
     tensors = read_tensors(folder, None)
-    return {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
+    return _below(_MODEL, tensors) | _below(_AVERAGE, tensors)
+
+
+def has_averages(folder: Path) -> bool:
+    """Whether a written snapshot has averages of the weights. It may be DeepSpeed's."""
+    names = (
+        reading.Reader(folder / _TENSORS).read_metadata().state_dict_metadata if (folder / _TENSORS).is_dir() else ()
+    )
+    return any(name.startswith(_AVERAGE) for name in names)
+
+
+def _below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of one kind by their names."""
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def _load_optimizer(

@@ -30,7 +30,7 @@ from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedules import build_scheduler
+from ortlaunch.trainer.schedules import build_scheduler, current_factor
 from ortlaunch.trainer.statistics import normalize_in_fp32
 from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
@@ -66,12 +66,14 @@ class DeepSpeedEngine(Engine):
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
         self._workers = workers
-        self._decays = config.optimizer.weight_decay > 0
         self._used = UsedWeights(inner, with_gradient=True)
         self._unused: frozenset[str] | None = None
         """The weights that no micro-batch uses; None before the first one."""
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-        self._optimizer = build_optimizer(inner, config.optimizer)
+        in_pieces = None if self._is_plain else f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
+        self._optimizer = build_optimizer(inner, config.optimizer, in_pieces=in_pieces)
+        self._peak = config.optimizer.lr
+        self._decays = any(group["weight_decay"] for group in self._optimizer.param_groups)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
         self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         if config.train.precision is not Precision.fp32:
@@ -143,7 +145,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def lr(self) -> float:
-        return float(self._scheduler.get_last_lr()[0])
+        return self._peak * current_factor(self._scheduler)
 
     @property
     def loss_scale(self) -> float | None:

@@ -24,6 +24,7 @@ from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.own_optimizers import parts_of
 from ortlaunch.trainer.precision import DTYPES, cast_inputs
 from ortlaunch.trainer.statistics import with_statistics
 from ortlaunch.trainer.workers import Workers
@@ -34,6 +35,8 @@ _DIGEST = 2**50 - 1
 
 class FsdpEngine(TorchEngine):
     """Every worker keeps a shard of parameters, gradients and optimizer state. A block is gathered while it runs."""
+
+    _in_pieces = "trainer=fsdp"
 
     def __init__(self, inner: nn.Module, config: Config, workers: Workers, task: Task) -> None:
         cfg = config.trainer
@@ -114,7 +117,8 @@ class FsdpEngine(TorchEngine):
         for value in state.values():
             if id(value) in whole:
                 continue  # This is another name of the same weight.
-            full = value.full_tensor().detach() if isinstance(value, DTensor) else value
+            shown = self._shown(value)
+            full = shown.full_tensor().detach() if isinstance(shown, DTensor) else shown
             whole[id(value)] = to_host(full) if self._is_first else torch.empty(0)
         return {name: whole[id(value)] for name, value in state.items()} if self._is_first else {}
 
@@ -135,6 +139,7 @@ def _apart(model: nn.Module, blocks: Blocks) -> Blocks:
 
 def _without_missing_kernels(optimizer: torch.optim.Optimizer) -> None:
     """Switches fused SGD off, because torch has no kernel of it for sharded parameters."""
-    if isinstance(optimizer, torch.optim.SGD):
-        for settings in (optimizer.defaults, *optimizer.param_groups):
-            settings["fused"] = False
+    for part in parts_of(optimizer):
+        if isinstance(part, torch.optim.SGD):
+            for settings in (part.defaults, *part.param_groups):
+                settings["fused"] = False

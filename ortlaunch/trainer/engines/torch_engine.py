@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.models.task import Task
+from ortlaunch.trainer.average import Average
 from ortlaunch.trainer.checkpoint import torch_state
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
@@ -18,12 +20,15 @@ from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept, step_if
 from ortlaunch.trainer.precision import autocast
-from ortlaunch.trainer.schedules import build_scheduler
+from ortlaunch.trainer.schedules import build_scheduler, current_factor
 from ortlaunch.trainer.workers import Workers
 
 
 class TorchEngine(Engine):
     """Trains on one worker. Subclasses override `_distribute` and `exchange` to train on several."""
+
+    _in_pieces: str | None = None
+    """As in `build_optimizer`."""
 
     def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
         self.inner = inner
@@ -34,7 +39,9 @@ class TorchEngine(Engine):
         self.module = self._distribute(config, workers)
         self.task = task
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-        self._optimizer = build_optimizer(inner, config.optimizer)
+        self._optimizer = build_optimizer(inner, config.optimizer, in_pieces=self._in_pieces)
+        self._peak = config.optimizer.lr
+        self._average = Average(inner, config.train.ema) if config.train.ema is not None else None
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
         self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         self._accumulation = config.train.grad_accumulation
@@ -58,26 +65,36 @@ class TorchEngine(Engine):
                 # `step_if` reads the flag on the host as well, so this adds no wait.
                 self.known_discarded = not bool(finite)
         step_if(self._optimizer, finite, on_device=self._masks_on_device)
+        if self._average is not None:
+            self._average.update()
         self._scaler.update()
         self._scheduler.step()
         self._optimizer.zero_grad(set_to_none=True)
         return norm
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self._average.in_place() if self._average is not None else contextlib.nullcontext(), super().evaluating():
+            yield
 
     def precision_context(self) -> contextlib.AbstractContextManager[Any]:
         return autocast(self._device_type, self._precision)
 
     @property
     def lr(self) -> float:
-        return float(self._scheduler.get_last_lr()[0])
+        return self._peak * current_factor(self._scheduler)
 
     @property
     def loss_scale(self) -> float | None:
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
     def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> torch_state.Write:
-        rest = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
+        rest: dict[str, Any] = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
+        averages = {}
+        if self._average is not None:
+            rest["averaged"], averages = self._average.steps, self._average.tensors
         return torch_state.snapshot(
-            self.inner, self._optimizer, rest, folder, is_first=self._is_first, shared=shared, memory=memory
+            self.inner, self._optimizer, averages, rest, folder, is_first=self._is_first, shared=shared, memory=memory
         )
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
@@ -86,6 +103,15 @@ class TorchEngine(Engine):
             self._scheduler.load_state_dict(rest["scheduler"])
         if self._scaler.is_enabled() and rest["scaler"]:
             self._scaler.load_state_dict(rest["scaler"])
+        if self._average is not None:
+            self._average.load(rest["averages"], rest.get("averaged", 0))
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return dict(to_host(self.inner.state_dict(), shared=True)) if self._is_first else {}
+        if not self._is_first:
+            return {}
+        state = self.inner.state_dict(keep_vars=True)
+        return dict(to_host({name: self._shown(value) for name, value in state.items()}, shared=True))
+
+    def _shown(self, weight: torch.Tensor) -> torch.Tensor:
+        """What is evaluated and left of a weight."""
+        return self._average.of(weight) if self._average is not None else weight
