@@ -131,6 +131,19 @@ def refuse_unknown(names: Iterable[str], accepted: Iterable[str], owner: str, ke
         raise RequestError(f"{key}.{name}: {owner} has no parameter of this name.{hint} It accepts: {listed}")
 
 
+def with_arguments(entry: Any, key: str, word: str) -> tuple[str, dict[str, Any]]:
+    """What an entry of a list names, and the arguments beside it: a text, or a mapping with `word` and arguments.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    arguments = dict(entry) if isinstance(entry, Mapping) else {word: entry}
+    name = arguments.pop(word, None)
+    if not isinstance(name, str):
+        raise RequestError(f"{key}: {entry!r} names nothing: give a text, or a mapping with {word} and arguments")
+    return name, {str(one): value for one, value in arguments.items()}
+
+
 def check_form(target: str, key: str) -> str:
     """Refuses a target that is not ``package.module:name``; returns it with its key, for messages."""
     if not _TARGET.fullmatch(target):

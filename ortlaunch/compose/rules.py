@@ -13,7 +13,7 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
-from ortlaunch.base.targets import check_target
+from ortlaunch.base.targets import check_target, with_arguments
 from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device
@@ -30,6 +30,7 @@ from ortlaunch.config.schema import (
     TokenDataConfig,
     TorchProfileConfig,
 )
+from ortlaunch.config.scores import best_of, wanted
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.launch.plan import LONGEST_NAME
@@ -98,16 +99,20 @@ def _known_model(config: Config) -> None:
     registry.check_source(config.model, same_environment=same_environment)
     if isinstance(config.data, FactoryConfig):
         check_target(config.data.target, "data.target", same_environment=same_environment)
-    if config.train.items is not None:
-        check_target(config.train.items, "train.items", same_environment=same_environment)
     if config.model.name == "hf":
         check_task(str(config.model.params.get("task", "causal-lm")))
         pretrained_source(str(config.model.params.get("pretrained", "")))
 
 
 def _targets(config: Config) -> None:
-    """Looks at the optimizers and the schedule that the user names, which only the workers import."""
+    """Looks at the code that the user names, which only the workers import."""
     same_environment = launcher_of(config).finds_same_packages(config)
+    named = [("train.items", config.train.items), ("train.step", config.train.step), ("eval.step", config.eval.step)]
+    named += [("train.hooks", with_arguments(hook, "train.hooks", "target")[0]) for hook in config.train.hooks]
+    named += [("eval.metrics", one.target) for one in wanted(config.eval.metrics)]
+    for key, target in named:
+        if target is not None:
+            check_target(target, key, same_environment=same_environment)
     for group, meaning in (("optimizer", "Class"), ("scheduler", "function")):
         node = getattr(config, group)
         if node.name == "factory" and node.target is None:
@@ -119,6 +124,20 @@ def _targets(config: Config) -> None:
             check_target(one.target, f"optimizer.groups.{number}.target", same_environment=same_environment)
         elif one.params:
             raise RequestError(f"optimizer.groups.{number}.params are arguments of its target: give target, too")
+
+
+def _evaluations(config: Config) -> None:
+    """Refuses keys that say what evaluations are for where there are none."""
+    best_of(config.train.best)
+    asked = {
+        "train.best": config.train.best,
+        "train.patience": config.train.patience,
+        "eval.step": config.eval.step,
+        "eval.metrics": config.eval.metrics or None,
+    }
+    unused = [key for key, value in asked.items() if value is not None]
+    if unused and config.train.eval_every is None:
+        raise RequestError(f"{unused[0]} is for evaluations, and there are none: set train.eval_every")
 
 
 def _model_fits_data(config: Config) -> None:
@@ -271,6 +290,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _known_model,
     _model_fits_data,
     _targets,
+    _evaluations,
     _trainer,
     _ort_blocks,
     _precision,

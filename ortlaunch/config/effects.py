@@ -24,6 +24,7 @@ _SAME_WORK_BELOW = ("tracking.", "trackers.", "profile.")
 _SAME_NUMBERS = frozenset(
     [
         *("train.log_every", "train.steady_after", "train.eval_every", "train.gc_every"),
+        *("train.best", "train.patience", "eval.step", "eval.metrics"),
         *("train.checkpoint_every", "train.checkpoint_async", "data.workers", "data.path", "data.tokenizer"),
     ]
 )

@@ -104,6 +104,13 @@ class TrainConfig(Node):
     """`module:function`: from a micro-batch to the number of items that its loss is a mean over, such as labelled
     tokens. The loss of a step is the mean over all items of its micro-batches on all workers. null finds out by itself
     whether these are samples or labels other than -100."""
+    step: str | None = None
+    """`module:function` or `module:Class`: from the (wrapped) model and a batch to the loss, or to the loss and named
+    values, which are logged as train/NAME. A class is made once; its `state_dict` is in checkpoints. null calls the
+    model with the batch."""
+    hooks: list[Any] = field(default_factory=list)
+    """Classes as `module:Class`, or `{target: module:Class, ARGUMENT: value}`, that act at the start, after steps,
+    evaluations and checkpoints, and at the end of the run."""
     precision: Precision = Precision.fp32
     clip_grad_norm: float | None = number(1.0, above=0, hint="null switches clipping off")
     """Largest total gradient norm. Gradients with a larger norm are scaled down to it; null switches clipping off."""
@@ -116,6 +123,12 @@ class TrainConfig(Node):
     """Steps between two evaluations on the held-out samples. The last step is evaluated too; null never evaluates."""
     eval_samples: int = number(256, least=1)
     """Largest number of samples in an evaluation, over all workers. Every evaluation uses the same samples."""
+    best: str | None = None
+    """A value of the evaluation, such as `eval/accuracy`, or `eval/likeness:max` where its direction is not known. A
+    better one writes a checkpoint, to which `checkpoints/best` points. null takes the lowest eval/loss of those
+    checkpoints that are due anyway."""
+    patience: int | None = number(None, least=1)
+    """End the run after so many evaluations without a better value of `best` (eval/loss where that is null)."""
     ema: float | None = number(None, above=0, below=1)
     """Decay of an exponential moving average of the weights, as `torch.optim.swa_utils` computes it after each step.
     Evaluations, weights/ and `ortlaunch export weights` take the average; null keeps none."""
@@ -158,6 +171,18 @@ class TrainConfig(Node):
             return 0
         # The last step's is none of them.
         return max(0, (self.steps - 1) // every - after // every)
+
+
+@dataclass(eq=False, repr=False)
+class EvalConfig(Node):
+    """What an evaluation computes; `train.eval_every` says when."""
+
+    step: str | None = None
+    """`module:function` or `module:Class`: from model and batch to `(loss, values)`, where the values are numbers by
+    name, logged as eval/NAME, or `preds` and `target` for the metrics. null evaluates as the run trains."""
+    metrics: list[Any] = field(default_factory=list)
+    """torchmetrics by name (`accuracy`), with arguments (`{name: accuracy, top_k: 5}`), or of your own as
+    `module:Class` or `module:function`. They are logged as eval/NAME; `as: NAME` gives one another name."""
 
 
 @dataclass(eq=False, repr=False)
@@ -682,6 +707,7 @@ class Config(Node):
     run_root: str = str(RUN_ROOT)
     """Folder that holds the run folders."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     model: ModelConfig = MISSING
     data: DataConfig = MISSING
     backend: BackendConfig = MISSING

@@ -21,7 +21,7 @@ from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
-from ortlaunch.launch.local.display import describe_step
+from ortlaunch.launch.local.display import describe_evaluation, describe_step
 from ortlaunch.run.events import Ended, Event, Measured, Rewound, WorkerFailed
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.journal import read_events
@@ -91,7 +91,7 @@ def _described(event: Event) -> str:
         case Measured(is_log_step=True):
             return f"step {event.step}  {describe_step(event.values)}"
         case Measured() if "eval/loss" in event.values:
-            return f"step {event.step}  eval loss {event.values['eval/loss']:.4f}"
+            return f"step {event.step}  {describe_evaluation(event.values)}"
         case Rewound():
             return f"rewind {event.step}  {event.reason}"
         case WorkerFailed():

@@ -17,7 +17,7 @@ from ortlaunch.models.registry import digests
 
 _OF_TRAIN = (
     *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),
-    *("deterministic", "tf32", "gc_every", "ema"),
+    *("deterministic", "tf32", "gc_every", "ema", "step"),
 )
 """The keys of the training node that a step's time depends on."""
 _ELSEWHERE = ("path", "tokenizer", "timeout_seconds")

@@ -65,8 +65,22 @@ class Task:
         return Result(loss_of(self.outputs(model, batch), batch))
 
     def evaluate(self, model: torch.nn.Module, batch: Batch) -> Result:
-        """The same in an evaluation, with what metrics are computed from."""
-        return self.run(model, batch)
+        """The same in an evaluation, with the logits and labels as ``preds`` and ``target`` where there are such."""
+        outputs = self.outputs(model, batch)
+        logits, target = logits_of(outputs), labels(batch)
+        found = {} if logits is None or target is None else {"preds": logits, "target": target}
+        return Result(loss_of(outputs, batch), found)
+
+    def state(self) -> dict[str, Any]:
+        """What the step itself must keep in a checkpoint."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state` returned."""
+
+    def kept(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model is called beside the training; the step's own state is as before at its end."""
+        return contextlib.nullcontext()
 
 
 def make_task(model: torch.nn.Module, batch: Batch) -> Task:
@@ -148,19 +162,17 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     Raises:
         RequestError: the outputs hold neither a loss of one number nor logits that fit the labels.
     """
-    if isinstance(outputs, tuple | list) and outputs:
-        outputs = outputs[0]
-    loss = _entry(outputs, "loss")
+    loss = _entry(_main(outputs), "loss")
     if isinstance(loss, torch.Tensor):
-        return _scalar(loss)
-    logits = outputs if isinstance(outputs, torch.Tensor) else _entry(outputs, "logits")
-    if isinstance(logits, torch.Tensor) and logits.dim() == 0:
+        return scalar(loss)
+    logits = logits_of(outputs)
+    if logits is not None and logits.dim() == 0:
         return logits
     target = labels(batch)
-    if not isinstance(logits, torch.Tensor) or target is None:
+    if logits is None or target is None:
         raise RequestError(
-            f"the model's output, {_described(outputs)}, holds no loss and no logits: return a scalar tensor, or a "
-            "dict with 'loss'"
+            f"the model's output, {_described(_main(outputs))}, holds no loss and no logits: return a scalar tensor, "
+            "or a dict with 'loss'"
         )
     if target.is_floating_point():
         if target.numel() != logits.numel():
@@ -178,12 +190,23 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), target.reshape(-1))
 
 
-def _scalar(loss: torch.Tensor) -> torch.Tensor:
-    """A loss of one number without dimensions, as the engines add it up."""
+def logits_of(outputs: Any) -> torch.Tensor | None:
+    """The logits in a model's outputs: a tensor, ``.logits`` or ``["logits"]``; None if there are none."""
+    main = _main(outputs)
+    logits = main if isinstance(main, torch.Tensor) else _entry(main, "logits")
+    return logits if isinstance(logits, torch.Tensor) else None
+
+
+def _main(outputs: Any) -> Any:
+    return outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+
+
+def scalar(loss: torch.Tensor, whose: str = "the model's loss") -> torch.Tensor:
+    """A loss of one number without dimensions, as the engines add it up; `whose` it is, for a message."""
     if loss.dim() == 0:
         return loss
     if loss.numel() != 1:
-        raise RequestError(f"the model's loss has the shape {tuple(loss.shape)}: return one number, such as its mean")
+        raise RequestError(f"{whose} has the shape {tuple(loss.shape)}: return one number, such as its mean")
     return loss.reshape(())
 
 

@@ -43,14 +43,16 @@ class Found:
 class Store:
     """The checkpoints of one run. Only one process calls its methods: the first worker."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, scored_by: str = "") -> None:
         """
         Args:
             folder: the folder of the checkpoints. It is created with the first checkpoint.
             keep: how many of the newest complete checkpoints are kept.
+            scored_by: the value by which the best one is chosen, with its direction; the evaluation loss if empty.
         """
         self.folder = folder
         self._keep = keep
+        self._scored_by = scored_by
 
     def begin(self, step: int) -> Path:
         """Creates the empty folder that a checkpoint is written into."""
@@ -123,11 +125,12 @@ class Store:
             _remove(path, manifest.listed(path))
 
     def _best(self) -> Path | None:
-        """The complete checkpoint with the lowest evaluation loss, the oldest of several; None if none has a loss.
+        """The complete checkpoint with the best evaluation, the oldest of several; None if none has one.
 
         All are looked at: a kill may have come between a checkpoint and its link.
         """
-        found = [(loss, path) for path in reversed(steps_in(self.folder)) if (loss := _loss_of(path)) is not None]
+        scores = [(_score_of(path, self._scored_by), path) for path in reversed(steps_in(self.folder))]
+        found = [(score, path) for score, path in scores if score is not None]
         found = [one for one in found if not manifest.problems(one[1], contents=False)]
         return min(found, key=lambda one: one[0])[1] if found else None
 
@@ -218,10 +221,18 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _loss_of(checkpoint: Path) -> float | None:
-    """The evaluation loss of a checkpoint; None where it has none that can be compared, such as NaN."""
-    loss = read_meta(checkpoint).get("eval_loss")
-    return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
+def _score_of(checkpoint: Path, scored_by: str) -> float | None:
+    """The evaluation of a checkpoint, the lower the better; None where it has none that can be compared, such as NaN.
+
+    A run that goes on may be scored by another value than before it was stopped.
+    """
+    meta = read_meta(checkpoint)
+    best = meta.get("best")
+    of = best.get("of") if isinstance(best, dict) else None
+    score = meta.get("score") if scored_by and of == scored_by else None
+    if scored_by in ("", "eval/loss:min"):
+        score = meta.get("eval_loss")
+    return score if isinstance(score, int | float) and math.isfinite(score) else None
 
 
 def set_aside(path: Path) -> Path | None:

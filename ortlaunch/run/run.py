@@ -212,6 +212,11 @@ class Run:
         return self.health / f"rank-{rank}.json"
 
     @property
+    def logged(self) -> Path:
+        """The folder of the texts and pictures that hooks log."""
+        return self.path / "logged"
+
+    @property
     def stacks(self) -> Path:
         """The folder of the stack traces that workers write when they make no progress."""
         return self.path / "stacks"

@@ -53,6 +53,7 @@ _NEVER = _OF_ONE_START | {
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
 _CODE = (
     *("model.target", "model.imports", "model.params.trust_remote_code", "train.items"),
+    *("train.step", "train.hooks", "eval.step", "eval.metrics"),
     *("optimizer.target", "scheduler.target"),
 )
 _TEXTS_OF_RUNNERS = frozenset(

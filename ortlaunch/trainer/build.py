@@ -10,17 +10,21 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import Config
+from ortlaunch.config.scores import wanted
 from ortlaunch.data.batch import cloned, moved
+from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
-from ortlaunch.models.task import Task, make_task
+from ortlaunch.models.task import Task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.counting import counted_items
+from ortlaunch.trainer.evaluation import first_result, no_scores, scores_of
 from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import (
     build_seeded,
@@ -29,12 +33,15 @@ from ortlaunch.trainer.prepare import (
     check_vocabulary,
     counted_flops,
     open_loader,
+    task_of,
 )
 from ortlaunch.trainer.ranges import Ranges
+from ortlaunch.trainer.scores import Scores
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.state_memory import check_state
 from ortlaunch.trainer.weights import load_weights
+from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap
 
 
@@ -55,6 +62,11 @@ class Built:
     """What a loss is a mean over; None where all micro-batches have as many."""
     flops_per_sample: float | None
     """Of forward and backward; None if it is not known."""
+    held_out: list[HeldOut]
+    """This worker's batches of an evaluation; empty without evaluations."""
+    scores: Scores
+    names: list[str]
+    """The further numbers of an evaluation; see `Evaluation`."""
     backend: BackendRun
     startup: dict[str, float]
     """Start-up times so far, by metric name."""
@@ -77,19 +89,26 @@ def build(session: Session, startup: dict[str, float]) -> Built:
     check_state(session, model)
     batches = Lookahead(loader)
     task, flops = first_forward(session, model, loader, batches)
-    items = counted_items(session, model, task, batches, labels_vary=loader.labels_vary)
+    held_out = [] if config.train.eval_every is None else loader.held_out(config.train.eval_samples)
+    scores, names = _scores(config, workers, model, task, held_out)
+    with task.kept():
+        items = counted_items(session, model, task, batches, labels_vary=loader.labels_vary)
     session.engine = wrap(model, config, workers, task, session.run.path)
     if session.start.path is not None:
         _restore(session, session.start.path, model, buffers, batches)
     startup = {**startup, "startup/build_seconds": time.perf_counter() - session.entered}
     # The backend is compared with PyTorch on the first batches, which training gets again.
     backend = backend_run(session.engine, config, workers, session.run.path, session.journal)
-    startup |= backend.check(task, batches.peek(1 + backend.check_batches))
+    with task.kept():
+        startup |= backend.check(task, batches.peek(1 + backend.check_batches))
     # What was drawn until here does not reach the training: each worker has its own seed, or goes on from its state.
     seed_everything(config.seed + 1 + workers.rank)
     if "rng" in session.start.own:
         rng.restore(session.start.own["rng"])
-    return Built(loader, batches, model, buffers, shapes, reading, items, flops, backend, startup)
+    task.load_state(session.start.own.get("step", {}))
+    return Built(
+        loader, batches, model, buffers, shapes, reading, items, flops, held_out, scores, names, backend, startup
+    )
 
 
 def open_data(session: Session) -> tuple[Loader, dict[str, Any]]:
@@ -134,12 +153,12 @@ def first_forward(
     """
     (first,) = batches.peek(1)
     check_ids(model, first)
-    task = make_task(model, first)
+    task = task_of(session.config, model, first)
     # A copy, since a forward may change its inputs in place, and the batch is trained on later.
     counted = cloned(first)
     ranges = Ranges(counted)
     try:
-        with ranges:
+        with ranges, task.kept():
             flops = counted_flops(session.config, model, task, counted)
     except RequestError:
         # The data may say how many ids or classes there are, which makes a better message.
@@ -147,6 +166,16 @@ def first_forward(
         raise
     ranges.check(session.config, loader)
     return task, flops
+
+
+def _scores(
+    config: Config, workers: Workers, model: torch.nn.Module, task: Task, held_out: list[HeldOut]
+) -> tuple[Scores, list[str]]:
+    """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation."""
+    if not config.eval.metrics and config.eval.step is None:
+        return no_scores()
+    first = first_result(model, task, held_out[0].batch)
+    return scores_of(wanted(config.eval.metrics), first, workers, of_model=config.eval.step is None)
 
 
 def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnBuffers, batches: Lookahead) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +53,17 @@ class Engine(ABC):
             weight: called once, between forward and backward: the factor of the loss; None stands for 1.
 
         Returns:
-            The micro-batch's weighed loss, a detached scalar on the device, and its other values.
+            The micro-batch's loss, a detached scalar on the device, and its values, all weighed.
         """
         with self.exchange(last=last):
             result = self._forward(batch)
             loss = with_gradient(result.loss)
             self.forward_done()
-            loss = weighed(loss, weight())
+            factor = weight()
+            loss = weighed(loss, factor)
             self.backward(loss, last=last)
-        return replace(result, loss=loss.detach())
+        values = {name: value if factor is None else value * factor for name, value in result.values.items()}
+        return Result(loss.detach(), values)
 
     def exchange(self, *, last: bool) -> contextlib.AbstractContextManager[Any]:
         """The context of a micro-batch's forward and backward. `last` is as in `micro_step`."""

@@ -17,6 +17,9 @@ class Hook:
     Those that return whether they took time: the throughput of such a window counts for no summary.
     """
 
+    def start(self) -> None:
+        """Before the first step."""
+
     def step_begins(self, step: int) -> None:
         """Before the first micro-batch of a step is taken."""
 
@@ -31,6 +34,18 @@ class Hook:
     def step_ends(self, step: int) -> bool:
         """After the optimizer's step; returns whether the step took longer for this hook."""
         return False
+
+    def step(self) -> None:
+        """After a step that has been logged, where it is."""
+
+    def evaluation(self) -> None:
+        """After an evaluation."""
+
+    def checkpoint(self) -> None:
+        """After a checkpoint's state has been copied; it may still be being written."""
+
+    def end(self) -> None:
+        """After the last step and its checkpoint."""
 
     def evaluated(self, batch: Batch) -> None:
         """After a held-out batch, while the engine is evaluating; the batch is on the device."""
@@ -53,6 +68,10 @@ class Hooks(Hook):
         self._disturbed = disturbed
         self._took_time = False
 
+    def start(self) -> None:
+        for hook in self._hooks:
+            hook.start()
+
     def step_begins(self, step: int) -> None:
         for hook in self._hooks:
             hook.step_begins(step)
@@ -74,6 +93,22 @@ class Hooks(Hook):
         if took_time:
             self._disturbed()
         return took_time
+
+    def step(self) -> None:
+        for hook in self._hooks:
+            hook.step()
+
+    def evaluation(self) -> None:
+        for hook in self._hooks:
+            hook.evaluation()
+
+    def checkpoint(self) -> None:
+        for hook in self._hooks:
+            hook.checkpoint()
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.end()
 
     def evaluated(self, batch: Batch) -> None:
         for hook in self._hooks:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.hooks import Hooks
+from ortlaunch.trainer.mean import Mean
 from ortlaunch.trainer.session import Session
 
 
@@ -21,15 +20,16 @@ def train(session: Session, hooks: Hooks, evaluation: Evaluation | None = None) 
         RequestError: a batch or a hook shows that the run cannot be right.
         TrainingError: a loss or a gradient was not finite; the weights are those before that step.
     """
-    engine, count = session.engine, session.config.train.grad_accumulation
+    engine = session.engine
+    hooks.start()
     for step in session.steps():
         lr = engine.lr
-        loss = torch.zeros((), device=session.workers.device)
+        mean = Mean(session.config.train.grad_accumulation, session.workers.device)
         hooks.step_begins(step)
         with hooks.span("forward and backward"):
             for micro in session.micro_batches():
                 hooks.micro_batch_begins(step, micro.index, micro.batch)
-                loss += engine.micro_step(micro.batch, last=micro.last, weight=micro.weight).loss
+                mean.add(engine.micro_step(micro.batch, last=micro.last, weight=micro.weight))
                 hooks.micro_batch_ends(micro.batch)
         with hooks.span("optimizer"):
             grad_norm = engine.step()
@@ -38,8 +38,12 @@ def train(session: Session, hooks: Hooks, evaluation: Evaluation | None = None) 
         evaluates = evaluation is not None and evaluation.is_due(step)
         # Before an evaluation or a checkpoint: it raises if the weights of this step cannot be trusted.
         if evaluates or session.is_logged(step):
-            session.log(step, loss / count, grad_norm, lr)
+            session.log(step, mean, grad_norm, lr)
+        hooks.step()
         if evaluation is not None and evaluates:
-            session.score = evaluation.run(engine, step)
+            session.scored(step, evaluation.run(engine, step))
+            hooks.evaluation()
         if session.saves(step):
             session.save(step)
+            hooks.checkpoint()
+    hooks.end()

@@ -18,6 +18,7 @@ from ortlaunch.data.position import Position
 from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_model
+from ortlaunch.models.own_step import make_step
 from ortlaunch.models.registry import construct
 from ortlaunch.models.strides import close_gaps
 from ortlaunch.models.task import Batch, Task
@@ -123,6 +124,15 @@ def check_shares(loader: Loader, group: dist.ProcessGroup) -> None:
             "let __iter__ take a part by torch.distributed.get_rank() and torch.utils.data.get_worker_info(), or have "
             "the samples shared out by data.shard=true"
         )
+
+
+def task_of(config: Config, model: torch.nn.Module, batch: Batch) -> Task:
+    """How a run calls its model: as its steps do, or with the batch.
+
+    Raises:
+        RequestError: a step cannot be imported, or the model does not take the batch.
+    """
+    return make_step(model, batch, config.train.step, config.eval.step)
 
 
 def counted_flops(config: Config, model: torch.nn.Module, task: Task, batch: Batch) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from ortlaunch.base.errors import TrainingError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.data.batch import Batch, tokens
 from ortlaunch.metrics.at_log_steps import worker_metrics
@@ -18,8 +19,9 @@ from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metri
 from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
+from ortlaunch.trainer.mean import Mean
 from ortlaunch.trainer.system_info import SystemInfo
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.workers import Workers, values_of_all
 
 _BUSY_PERCENT = 10.0
 """Share of a machine's cores used by other processes from which on a run warns of it."""
@@ -47,6 +49,8 @@ class WindowFigures(Figures):
     """What `Sampler.window` returned."""
     measured: torch.Tensor
     """The values of `worker_metrics`, in their order."""
+    own: torch.Tensor
+    """The values that the user's step has returned, in the order of their names; NaN for one that it has not."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class Recorder:
         peak_flops: float | None,
         start_step: int = 0,
         tokens_seen: int = 0,
+        has_values: bool = False,
     ) -> None:
         """
         Args:
@@ -89,11 +94,14 @@ class Recorder:
             peak_flops: the device's peak in operations per second; None where unknown.
             start_step: steps that earlier attempts have done.
             tokens_seen: tokens that all workers have seen in them.
+            has_values: whether steps may return named values.
         """
         self.tokens_seen = tokens_seen
         self.own_time = OwnTime(workers.device)
         """Time in which this worker does not wait for others; the loop marks its parts."""
         self._start_step = start_step
+        self._has_values = has_values
+        self._names: list[str] | None = None
         self._cfg = cfg
         self._workers = workers
         self._journal = journal
@@ -140,21 +148,25 @@ class Recorder:
         return step in (1, self._cfg.steady_after, self._cfg.steps) or step % self._cfg.log_every == 0
 
     def log(
-        self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float, engine: Engine
-    ) -> None:
+        self, step: int, mean: Mean, grad_norm: torch.Tensor | float | None, lr: float, engine: Engine
+    ) -> dict[str, float]:
         """Ends a window: one collective for the figures of all workers, which the first worker journals.
+
+        Returns:
+            The figures by name, the same on all workers.
 
         Raises:
             TrainingError: a loss or gradient was not finite on some worker, at this step or since the last log step.
         """
         steady = self._is_steady(step)
         measured = worker_metrics(self._workers.device)
-        mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
+        mine, step_seconds = self._own_figures(step, mean, engine, measured, steady=steady)
         everyone = WindowFigures.gathered(self._workers, **mine)
         _check_finite(everyone.bad_loss_step.tolist(), everyone.bad_gradient_step.tolist())
         self._note_ort(bool(everyone.ort_active.min() > 0))
         stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics = _training_metrics(step, everyone, grad_norm, lr, engine.loss_scale)
+        metrics |= self._named(everyone.own)
         metrics |= self._throughput(step_seconds)
         metrics |= dict(zip(measured, everyone.measured.amax(dim=0).tolist(), strict=True))
         metrics["throughput/steady"] = float(steady)
@@ -168,6 +180,7 @@ class Recorder:
             self._journal.metrics(step, metrics)
         # The journal's own time belongs to no step.
         self._clock.restart()
+        return metrics
 
     def _is_steady(self, step: int) -> bool:
         """Whether the window that `step` ends counts for the run's summary.
@@ -192,11 +205,11 @@ class Recorder:
         return self._system.nodes.metrics(everyone.system.tolist(), resident.tolist())
 
     def _own_figures(
-        self, step: int, loss: torch.Tensor, engine: Engine, measured: dict[str, float], *, steady: bool
+        self, step: int, mean: Mean, engine: Engine, measured: dict[str, float], *, steady: bool
     ) -> tuple[dict[str, float | list[float]], list[float]]:
         """This worker's `WindowFigures` of the window that `step` ends, and the seconds of each step in it."""
         # Reading the loss waits for the device, so the step times are complete after it.
-        own_loss, (bad_loss_step, bad_gradient_step) = float(loss), engine.guard.read()
+        own_loss, (bad_loss_step, bad_gradient_step) = float(mean.loss), engine.guard.read()
         ort_active = float(self._is_ort_active())
         step_seconds = self._clock.read()
         steps = max(1, self._window.steps)
@@ -209,8 +222,28 @@ class Recorder:
             "step_seconds": sum(step_seconds) / steps,
             "system": self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
             "measured": list(measured.values()),
+            "own": self._own_values(mean.values()),
         }
         return figures, step_seconds
+
+    def _own_values(self, values: dict[str, float]) -> list[float]:
+        """What the user's step has returned, in an order that all workers share."""
+        if self._names is None:
+            everyone = values_of_all(sorted(values)) if self._has_values else []
+            self._names = sorted(set().union(*everyone))
+        if unknown := values.keys() - set(self._names):
+            raise RequestError(
+                f"train.step returned the value {min(unknown)}, which no worker had at the first step: return the same "
+                "names from the beginning"
+            )
+        return [values.get(name, math.nan) for name in self._names]
+
+    def _named(self, everyone: torch.Tensor) -> dict[str, float]:
+        """The mean of each own value over the workers that have it."""
+        means = everyone.nanmean(dim=0).tolist() if everyone.numel() else []
+        return {
+            f"train/{name}": mean for name, mean in zip(self._names or [], means, strict=True) if not math.isnan(mean)
+        }
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Journals an evaluation, whose time belongs to no step."""

@@ -12,12 +12,14 @@ from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import ARTIFACT_FOLDER, Stopped
 from ortlaunch.trainer import memory_error, ranges
+from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.build import Built, build
 from ortlaunch.trainer.checkpoint.resume import leave_behind
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed, Weights
 from ortlaunch.trainer.hooks import Hook, Hooks
 from ortlaunch.trainer.loop import train
+from ortlaunch.trainer.own_hooks import own_hooks
 from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.session import Session
@@ -92,22 +94,33 @@ def _recorder(session: Session, built: Built) -> Recorder:
         peak_flops=peak_flops(session.workers.device, cfg.precision, tf32=cfg.tf32),
         start_step=session.start.step,
         tokens_seen=session.start.tokens,
+        has_values=cfg.step is not None,
     )
 
 
 def _hooks(session: Session, built: Built) -> list[Hook]:
     profile = make_profile(session.config.profile, session.start.step + 1, session.run.path, session.workers)
-    return [built.backend] if profile is None else [profile, built.backend]
+    own, session.own = own_hooks(session.config.train.hooks, session, session.start.own.get("hooks", {}))
+    return [*([] if profile is None else [profile]), built.backend, *own]
 
 
 def _evaluation(session: Session, built: Built, recorder: Recorder, hooks: Hooks) -> Evaluation | None:
     cfg = session.config.train
     if cfg.eval_every is None:
         return None
-    held_out = built.loader.held_out(cfg.eval_samples)
-    return Evaluation(
-        held_out, built.items or samples, cfg.eval_every, cfg.steps, session.workers, recorder, hooks.evaluated
+    evaluation = Evaluation(
+        built.held_out,
+        built.items or samples,
+        cfg.eval_every,
+        cfg.steps,
+        session.workers,
+        recorder,
+        hooks.evaluated,
+        built.scores,
+        built.names,
     )
+    session.best = BestSoFar(cfg.best, cfg.patience, evaluation.directions, session.start.meta.get("best") or {})
+    return evaluation
 
 
 def _weights(session: Session, built: Built) -> Weights | None:
@@ -150,7 +163,7 @@ def _write_results(session: Session, built: Built) -> None:
             if session.workers.is_first:
                 save_weights(weights, built.model, run.weights)
         if session.workers.is_first:
-            run.note_done(cfg.steps)
+            run.note_done(session.last_step)
     elif journal is not None:
         # The file STOP says who asked; without the file it was a signal.
         word = run.stop_word()

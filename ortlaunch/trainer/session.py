@@ -16,11 +16,13 @@ from ortlaunch.config.schema import Config
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import FIRST_STEP
+from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Feed, Micro
 from ortlaunch.trainer.garbage import collected_every
+from ortlaunch.trainer.mean import Mean
 from ortlaunch.trainer.recorder import Recorder, seconds_since
 from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.system_info import SystemInfo
@@ -47,7 +49,12 @@ class Session:
         system: the machines of the run.
         start: the checkpoint from which the run goes on.
         stopped_at: the step at which a request to stop ended the training; None while it goes on.
-        score: the loss of the evaluation after the current step; None where there was none.
+        step: the one that is being taken, or has ended last.
+        logged: the figures that were logged last, by name.
+        own: objects of the user by name, whose `state_dict` is in checkpoints.
+        values: of the evaluation after the current step; empty where there was none.
+        best: compares evaluations; None without them.
+        last_step: the run's last one, which ``train.patience`` may bring forward.
     """
 
     engine: Engine
@@ -80,7 +87,12 @@ class Session:
         self.start = resume.Start()
         self._bad_loss = 0
         self.stopped_at: int | None = None
-        self.score: float | None = None
+        self.step = 0
+        self.logged: dict[str, float] = {}
+        self.own: dict[str, Any] = {}
+        self.values: dict[str, float] = {}
+        self.best: BestSoFar | None = None
+        self.last_step = config.train.steps
 
     def find_checkpoint(self) -> None:
         """Sets `start`; all workers call it.
@@ -103,7 +115,9 @@ class Session:
         self._built, self._feed, self.recorder = built, feed, recorder
         self.engine.forward_done = recorder.own_time.end
         self._saver = Saver(
-            store.Store(self.run.checkpoints, self.config.train.keep_checkpoints),
+            store.Store(
+                self.run.checkpoints, self.config.train.keep_checkpoints, "" if self.best is None else self.best.name
+            ),
             self.workers,
             self._writers,
             built.buffers,
@@ -124,12 +138,14 @@ class Session:
         self.recorder.restart_clock()
         with collected_every(cfg.gc_every) as self._collect:
             for step in range(self.start.step + 1, cfg.steps + 1):
-                self.engine.guard.step = step
-                self.score = None
+                self.engine.guard.step = self.step = step
+                self.values = {}
                 yield step
                 if self.stopped_at is not None:
                     return
-        self.recorder.finish(cfg.steps)
+                if step == self.last_step:
+                    break
+        self.recorder.finish(self.last_step)
 
     def micro_batches(self) -> Iterator[Micro]:
         """The micro-batches of a step, which are counted; what comes before each backward is this worker's own time."""
@@ -154,12 +170,12 @@ class Session:
         if step == self.start.step + 1:
             self._first_step_done()
 
-    def log(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float) -> None:
+    def log(self, step: int, mean: Mean, grad_norm: torch.Tensor | float | None, lr: float) -> None:
         """Journals a step, in one collective of all workers.
 
         Args:
             step: the step that has ended.
-            loss: the mean of its weighed losses on this worker.
+            mean: its loss and values on this worker.
             grad_norm: see `Engine.step`.
             lr: the learning rate of the step.
 
@@ -168,11 +184,24 @@ class Session:
             TrainingError: a loss or a gradient was not finite; the weights are those before that step.
         """
         self.engine.check_agreement()
-        self.recorder.log(step, loss, grad_norm, lr, self.engine)
+        self.logged |= self.recorder.log(step, mean, grad_norm, lr, self.engine)
 
     def is_logged(self, step: int) -> bool:
         """Whether a step is journalled, also where no evaluation or checkpoint asks for it."""
         return self.recorder.is_log_step(step) or self.engine.known_discarded
+
+    def scored(self, step: int, values: dict[str, float]) -> None:
+        """Takes the values of an evaluation, after which the run may end early; they are the same on all workers."""
+        self.values = values
+        self.logged |= values
+        if self.best is not None:
+            self.best.take(values)
+            if self.best.gives_up and step < self.last_step:
+                self.last_step = step
+                if self.journal is not None:
+                    text = f"{self.best.name} has not become better in {self.config.train.patience} evaluations"
+                    print(f"step {step} is the last one: {text} (train.patience)", flush=True)
+                    self.journal.tags({"ortlaunch.ended_early": text})
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint follows a step. All workers ask at the end of each, and agree here on a request to stop.
@@ -181,14 +210,15 @@ class Session:
             RequestError: as for `log`.
             TrainingError: the run is asked to stop and there is nothing good to save.
         """
-        cfg = self.config.train
         self.watch.step_done(step)
         self._report(self._saver.ended())
-        if self._stop.agreed() and step < cfg.steps:
+        if self._stop.agreed() and step < self.last_step:
             self.stopped_at = step
-        every = cfg.checkpoint_every
+        every = self.config.train.checkpoint_every
         # Also after the last step, so that a finished run can be resumed with more steps.
-        if self.stopped_at is None and (every is None or (step % every and step != cfg.steps)):
+        is_due = every is not None and (step % every == 0 or step == self.last_step)
+        is_best = bool(self.values) and self.best is not None and self.best.is_asked and self.best.is_better
+        if self.stopped_at is None and not is_due and not is_best:
             return False
         self.engine.check_agreement()
         self._bad_loss, bad_gradients = self.engine.guard.read()
@@ -207,14 +237,15 @@ class Session:
         # Captured before the snapshot, which may draw random numbers.
         position = self._feed.position
         own = {"position": {**position.as_dict(), "states": position.states}, "rng": rng.capture()}
-        is_last = self.stopped_at is not None or step == cfg.steps
+        own |= {"step": self.engine.task.state(), "hooks": _states(self.own)}
+        is_last = self.stopped_at is not None or step == self.last_step
         # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
         shared = is_last or not cfg.checkpoint_async
         ended += self._saver.save(
             step,
             self.engine.snapshot,
             own,
-            {**self._facts(step), "eval_loss": self.score},
+            {**self._facts(step), **self._evaluated()},
             refusal,
             shared=shared,
             keep_memory=not shared and cfg.copied_checkpoints(after=step) > 0,
@@ -227,6 +258,10 @@ class Session:
             self.journal.metrics(step, {"checkpoint/stall_seconds": stall})
         # The time of a checkpoint belongs to no step.
         self.recorder.restart_clock()
+
+    def ask_to_stop(self) -> None:
+        """Ends the run at one of the next steps, as a signal would."""
+        self._stop.ask()
 
     def finish(self) -> None:
         """After the last step: waits for the checkpoint that is being written, and ends the loader's processes.
@@ -279,6 +314,13 @@ class Session:
             "shapes": self._built.shapes,
         }
 
+    def _evaluated(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the evaluation after its step, and of those before it."""
+        facts: dict[str, Any] = {"eval_loss": self.values.get("eval/loss")}
+        if self.best is not None:
+            facts |= {"score": self.best.score if self.values else None, "best": self.best.state()}
+        return facts
+
     def _wait(self, seconds: float | None = None) -> list[Written]:
         """Waits for the checkpoint that is being written; a slow disk is no reason for the watch to end the run."""
         with self.watch.paused():
@@ -297,6 +339,10 @@ class Session:
                     text = f"the checkpoint of step {one.step} is complete, but its links or older ones are not tidied"
                     print(f"warning: {text}: {one.untidy}", flush=True)
                 self.journal.metrics(one.step, {"checkpoint/write_seconds": one.seconds})
+
+
+def _states(objects: dict[str, Any]) -> dict[str, Any]:
+    return {name: one.state_dict() for name, one in objects.items() if hasattr(one, "state_dict")}
 
 
 def _counted(*names: str) -> int:

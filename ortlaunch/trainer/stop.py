@@ -60,6 +60,10 @@ class StopRequests:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._end_in_time, args=(reader,), daemon=True).start()
 
+    def ask(self) -> None:
+        """Asks as a signal would."""
+        self._asked = True
+
     @property
     def _is_asked(self) -> bool:
         """Whether this worker knows of a request; the others may not know of it yet."""

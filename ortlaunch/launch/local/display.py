@@ -22,6 +22,9 @@ _LOOK_SECONDS = 1.0
 _SPEED_SECONDS = 600.0
 """Period over which the time left is estimated. rich's default of 30 seconds may pass without a step."""
 
+_OF_STEP, _OF_EVALUATION = ("loss", "lr", "grad_norm", "loss_scale"), ("loss", "seconds")
+"""Values that each step, or evaluation, has; of these the loss alone is shown."""
+
 
 class Display:
     """Shows the events of a journal; prints what rank 0 prints above the bar."""
@@ -76,7 +79,7 @@ class Display:
             return
         step, values = event.step, event.values
         if "eval/loss" in values:
-            self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
+            self._print(f"step {step}/{self._steps}  {describe_evaluation(values)}")
         if not event.is_log_step:
             return
         if self._progress is not None and self._task is not None:
@@ -129,7 +132,7 @@ class Display:
 
 def describe_step(values: dict[str, float]) -> str:
     """Returns the text for one log step."""
-    parts = [f"loss {values['train/loss']:.4f}"]
+    parts = [f"loss {values['train/loss']:.4f}", *_further(values, "train/", _OF_STEP)]
     speed = values.get("throughput/tokens_per_second")
     if speed is not None:
         parts.append(f"{speed:,.0f} tokens/s")
@@ -141,6 +144,17 @@ def describe_step(values: dict[str, float]) -> str:
     if memory is not None:
         parts.append(f"{memory:.2f} GiB")
     return "  ".join(parts)
+
+
+def describe_evaluation(values: dict[str, float]) -> str:
+    """Returns the text for an evaluation."""
+    return "  ".join([f"eval loss {values['eval/loss']:.4f}", *_further(values, "eval/", _OF_EVALUATION)])
+
+
+def _further(values: dict[str, float], prefix: str, known: tuple[str, ...]) -> list[str]:
+    """The user's own values and metrics."""
+    names = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
+    return [f"{name} {values[prefix + name]:.4g}" for name in names if name not in known]
 
 
 def describe_account(account: Goodput) -> str:

@@ -1,0 +1,175 @@
+"""Hooks that the user wrote: objects whose methods are called with the run."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.base.own_code import users_place
+from ortlaunch.base.targets import check_arguments, load_target, with_arguments
+from ortlaunch.trainer.hooks import Hook
+from ortlaunch.trainer.session import Session
+
+_METHODS = ("start", "step", "evaluation", "checkpoint", "end")
+
+
+class HookedRun:
+    """What a hook sees of its run.
+
+    Attributes:
+        folder: the run folder.
+        rank: this worker's number.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.folder: Path = session.run.path
+        self.rank: int = session.workers.rank
+
+    @property
+    def step(self) -> int:
+        """The step that has ended last, counted from 1."""
+        return self._session.step
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The wrapped model; `ortlaunch.unwrapped` gives its plain one."""
+        return self._session.engine.module
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The figures that were logged last, by their names: train/loss, eval/loss and the like."""
+        return dict(self._session.logged)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Logs a number at this step, beside the run's own; that of the first worker counts."""
+        if self._session.journal is not None:
+            self._session.journal.metrics(self.step, {name: float(value)})
+
+    def log_text(self, text: str, name: str) -> None:
+        """Keeps a text as a file of this name, such as samples/step-100.txt, in the run folder and the tracker."""
+        self._keep(name, lambda path: path.write_text(text))
+
+    def log_image(self, image: Any, name: str) -> None:
+        """Keeps a picture as a PNG file of this name, in the run folder and the tracker.
+
+        Args:
+            image: of Pillow, an array (height, width, channels) or a tensor (channels, height, width); numbers with a
+                point are between 0 and 1.
+            name: ends in .png.
+        """
+        self._keep(name, lambda path: _picture(image).save(path))
+
+    def stop(self) -> None:
+        """Ends the run at one of the next steps, with a checkpoint from which it can be resumed."""
+        self._session.ask_to_stop()
+
+    def _keep(self, name: str, write: Any) -> None:
+        journal = self._session.journal
+        if journal is None:
+            return
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or not place.name:
+            raise RequestError(f"a hook logs the file {name!r}: name it by a path below the run's folder of files")
+        path = self._session.run.logged / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+        journal.artifact(path, str(place.parent) if place.parent.parts else "")
+
+
+class OwnHook(Hook):
+    """Calls the methods that a user's hook has."""
+
+    def __init__(self, hook: Any, where: str, session: Session) -> None:
+        """
+        Args:
+            hook: the object.
+            where: the key and its value.
+            session: the run.
+        """
+        self._hook = hook
+        self._where = where
+        self._session = session
+        self._run = HookedRun(session)
+
+    def start(self) -> None:
+        self._call("start")
+
+    def step(self) -> None:
+        self._call("step")
+
+    def evaluation(self) -> None:
+        self._call("evaluation")
+
+    def checkpoint(self) -> None:
+        self._call("checkpoint")
+
+    def end(self) -> None:
+        self._call("end")
+
+    def _call(self, name: str) -> None:
+        method = getattr(self._hook, name, None)
+        if method is None:
+            return
+        try:
+            method(self._run)
+        except Exception as error:
+            frames = [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
+            place = users_place(frames[::-1]) or self._where
+            text = str(error).strip().partition("\n")[0]
+            raise TrainingError(
+                f"{self._where}: {name} failed at step {self._run.step} ({place}): {type(error).__name__}: {text}"
+            ) from error
+        # Its time belongs to no step.
+        self._session.recorder.restart_clock()
+
+
+def own_hooks(entries: list[Any], session: Session, stored: Mapping[str, Any]) -> tuple[list[OwnHook], dict[str, Any]]:
+    """Makes this worker's hooks, in the state that the checkpoint has.
+
+    Args:
+        entries: ``train.hooks``.
+        session: the run.
+        stored: the state of each hook by its target; empty without a checkpoint.
+
+    Returns:
+        The hooks, and the objects by their targets, whose state goes into checkpoints.
+
+    Raises:
+        RequestError: there is no such class, or it has none of the methods.
+    """
+    hooks, objects = [], {}
+    for entry in entries:
+        target, arguments = with_arguments(entry, "train.hooks", "target")
+        where = f"train.hooks={target}"
+        found: Any = load_target(target, where)
+        check_arguments(found, arguments, where, "train.hooks")
+        if not (session.workers.is_first or getattr(found, "everywhere", False)):
+            continue
+        hook = found(**arguments)
+        if not any(callable(getattr(hook, name, None)) for name in _METHODS):
+            raise RequestError(f"{where}: it has none of the methods {', '.join(_METHODS)}")
+        if target in stored and hasattr(hook, "load_state_dict"):
+            hook.load_state_dict(stored[target])
+        objects[target] = hook
+        hooks.append(OwnHook(hook, where, session))
+    return hooks, objects
+
+
+def _picture(image: Any) -> Any:
+    from PIL import Image
+
+    if isinstance(image, Image.Image):
+        return image
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu().float() if image.is_floating_point() else image.detach().cpu()
+        image = (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
+    if image.dtype.kind == "f":
+        image = (image.clip(0.0, 1.0) * 255.0).round()
+    image = image.astype("uint8")
+    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image)
