@@ -31,10 +31,9 @@ from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Fallback, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.report_process import REFUSED, REPORT
-from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
-from ortlaunch.trainer.prepare import construct_seeded, first_batches
+from ortlaunch.trainer.prepare import construct_seeded, first_batches, task_of
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers, single_worker
 
@@ -112,7 +111,7 @@ def _compared(
     size = max(2, min(_BATCH, config.train.batch_size))
     batches = first_batches(config, size, STEPS + 1, model, worker.device)
     model.to(worker.device)
-    engine = TorchEngine(model, config, worker, make_task(model, batches[0]))
+    engine = TorchEngine(model, config, worker, task_of(config, model, batches[0]))
     check_calls(model, batches[0], structure, config)
     if structure.status == "failed":
         return None, None, None
@@ -120,7 +119,9 @@ def _compared(
     assert isinstance(config.backend, OrtConfig)
     # The export cache is off, because the export itself is checked and timed.
     backend = dataclasses.replace(config.backend, fallback=Fallback.error, export_cache=False)
-    setting = Setting(make_task(model, batches[0]), engine.precision_context, backend, worker.threads, config.seed)
+    setting = Setting(
+        task_of(config, model, batches[0]), engine.precision_context, backend, worker.threads, config.seed
+    )
     export, wrapped = check_export(model, batches, setting)
     if not export.succeeded:
         return export, Parity("skipped"), Randomness("skipped")

@@ -29,14 +29,14 @@ from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Fallback, OrtConfig, OrtLogLevel
 from ortlaunch.launch.second_look import EXPORT, NOTE, ORT, PYTORCH
-from ortlaunch.models.task import Batch, make_task
+from ortlaunch.models.task import Batch
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.reference import TORCH_FOLDER, SourceLine
 from ortlaunch.ort.verify.start import FRESH_BATCHES
 from ortlaunch.ort.verify.state import copied
 from ortlaunch.ort.verify.trace import location, statement_at
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
-from ortlaunch.trainer.prepare import construct_seeded, first_batches
+from ortlaunch.trainer.prepare import construct_seeded, first_batches, task_of
 from ortlaunch.trainer.workers import single_worker
 
 _OUR_FOLDER = str(Path(__file__).parents[1])
@@ -83,7 +83,7 @@ def look(config: Config, threads: int, write: Callable[[bytes], None]) -> None:
     model = construct_seeded(config)
     batches = first_batches(config, config.train.batch_size, 1 + FRESH_BATCHES, model, worker.device)
     model.to(worker.device)
-    task = make_task(model, batches[0])
+    task = task_of(config, model, batches[0])
     precision = TorchEngine(model, config, worker, task).precision_context
 
     def train(one: torch.nn.Module, batch: Batch, operators: _Operators | None) -> None:

@@ -12,8 +12,9 @@ from ortlaunch.check.report import Structure, TensorInfo
 from ortlaunch.config.schema import Config
 from ortlaunch.data.batch import Batch, named
 from ortlaunch.models.checks import check_model, check_precision
-from ortlaunch.models.task import loss_of, make_task
+from ortlaunch.models.task import loss_of
 from ortlaunch.ort.verify.nested import foreign_values, named_tensors
+from ortlaunch.trainer.prepare import task_of
 from ortlaunch.trainer.ranges import out_of_range
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
@@ -50,7 +51,7 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure, config: 
     found.inputs = [_info(name, tensor) for name, tensor in named(batch).items()]
     try:
         with torch.no_grad():
-            outputs = make_task(model, batch).outputs(model, batch)
+            outputs = task_of(config, model, batch).outputs(model, batch)
         loss_of(outputs, batch)
     except RequestError as error:
         found.problems.append(str(error))

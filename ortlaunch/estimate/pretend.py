@@ -221,7 +221,7 @@ def _as_deepspeed_on_gpu(stack: contextlib.ExitStack) -> None:
 def settle(engine: Engine) -> None:
     """Takes from a built engine what it can do on real tensors only."""
     engine.guard.reads_values = False
-    module = getattr(engine, "_module", None)
+    module = engine.module
     if isinstance(module, DistributedDataParallel):
         module.register_comm_hook(None, lambda _state, bucket: _exchanged(bucket))
         module.reducer = _Reducer(module.reducer)  # type: ignore[assignment]

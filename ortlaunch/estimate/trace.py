@@ -29,12 +29,11 @@ from ortlaunch.estimate.pretend import (
 from ortlaunch.estimate.probe_key import MOST_STEPS, compares_beside_copy
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.models.checks import check_precision
-from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.prepare import build_seeded
+from ortlaunch.trainer.prepare import build_seeded, task_of
 from ortlaunch.trainer.seeds import make_deterministic
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap
@@ -243,7 +242,7 @@ class Rehearsal:
         return Trace(parts, self._phases)
 
     def _start(self, model: torch.nn.Module) -> Engine:
-        task: Task = make_task(model, self._batch)
+        task = task_of(self._config, model, self._batch)
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)

@@ -33,7 +33,9 @@ class OwnStep(Task):
         return super().run(model, batch) if self.training is None else self.training.result(model, batch)
 
     def evaluate(self, model: torch.nn.Module, batch: Batch) -> Result:
-        return super().evaluate(model, batch) if self.evaluation is None else self.evaluation.result(model, batch)
+        if self.evaluation is not None:
+            return self.evaluation.result(model, batch)
+        return super().evaluate(model, batch) if self.training is None else self.run(model, batch)
 
     def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
         """The step's loss, and what each of its calls of the model has returned."""

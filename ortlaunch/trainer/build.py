@@ -172,7 +172,7 @@ def _scores(
     config: Config, workers: Workers, model: torch.nn.Module, task: Task, held_out: list[HeldOut]
 ) -> tuple[Scores, list[str]]:
     """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation."""
-    if not config.eval.metrics and config.eval.step is None:
+    if not held_out or not (config.eval.metrics or config.eval.step or config.train.step):
         return no_scores()
     first = first_result(model, task, held_out[0].batch)
     return scores_of(wanted(config.eval.metrics), first, workers, of_model=config.eval.step is None)
