@@ -111,7 +111,8 @@ def _compared(
     size = max(2, min(_BATCH, config.train.batch_size))
     batches = first_batches(config, size, STEPS + 1, model, worker.device)
     model.to(worker.device)
-    engine = TorchEngine(model, config, worker, task_of(config, model, batches[0]))
+    task = task_of(config, model, batches[0])
+    engine = TorchEngine(model, config, worker, task)
     check_calls(model, batches[0], structure, config)
     if structure.status == "failed":
         return None, None, None
@@ -119,9 +120,7 @@ def _compared(
     assert isinstance(config.backend, OrtConfig)
     # The export cache is off, because the export itself is checked and timed.
     backend = dataclasses.replace(config.backend, fallback=Fallback.error, export_cache=False)
-    setting = Setting(
-        task_of(config, model, batches[0]), engine.precision_context, backend, worker.threads, config.seed
-    )
+    setting = Setting(task, engine.precision_context, backend, worker.threads, config.seed)
     export, wrapped = check_export(model, batches, setting)
     if not export.succeeded:
         return export, Parity("skipped"), Randomness("skipped")
