@@ -60,23 +60,26 @@ def open_loader(
 def construct_seeded(config: Config) -> torch.nn.Module:
     """What the model's builder returns, not yet checked, with the weights that ``seed`` gives on every worker.
 
+    Weights that ``optimizer.groups`` freezes need no gradient.
+
     Raises:
-        RequestError: for an unknown model, target, import or parameter.
+        RequestError: for an unknown model, target, import or parameter, or for groups that do not suit the model.
     """
     seed_everything(config.seed)
-    return construct(config.model)
+    model = construct(config.model)
+    if config.optimizer.groups and isinstance(model, torch.nn.Module):
+        freeze(model, config.optimizer)
+    return model
 
 
 def build_seeded(config: Config) -> torch.nn.Module:
     """The plain model on the CPU, with the weights that ``seed`` gives on every worker.
 
     Raises:
-        RequestError: for an unknown model, target, import or parameter, for a model that cannot be trained, or for
-            ``optimizer.groups`` that do not suit it.
+        RequestError: as `construct_seeded`, or for a model that cannot be trained.
     """
     model = construct_seeded(config)
     check_model(model)
-    freeze(model, config.optimizer)
     close_gaps(model)
     return model
 

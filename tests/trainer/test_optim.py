@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import (
     AdafactorConfig,
     AdamWConfig,
     ConstantConfig,
     CosineConfig,
+    GroupConfig,
+    InverseSqrtConfig,
     LinearConfig,
     ModelConfig,
     OptimizerConfig,
+    OptimizerFactoryConfig,
+    PolynomialConfig,
+    ScheduleFactoryConfig,
     SchedulerConfig,
     SgdConfig,
+    WsdConfig,
 )
 from ortlaunch.models.registry import build_model
 from ortlaunch.trainer.engines.fsdp_engine import _without_missing_kernels
-from ortlaunch.trainer.optimizers import build_optimizer, settings_kept, step_if
+from ortlaunch.trainer.optimizers import build_optimizer, freeze, settings_kept, step_if
 from ortlaunch.trainer.schedules import build_scheduler
+
+
+def falling(step: int, total: int, share: float = 0.5) -> float:
+    """A schedule of somebody's own; torch asks for the step after the last, too."""
+    assert step < total
+    return max(0.0, 1 - share * step)
+
+
+def own_schedule(warmup_steps: int = 0, **params: object) -> ScheduleFactoryConfig:
+    return ScheduleFactoryConfig(warmup_steps=warmup_steps, target=f"{__name__}:falling", params=params)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +51,14 @@ from ortlaunch.trainer.schedules import build_scheduler
         (LinearConfig(min_ratio=0.2), [1.0, 0.8, 0.6, 0.4, 0.2]),
         (LinearConfig(warmup_steps=1), [0.5, 1.0, 2 / 3, 1 / 3, 0.0]),
         (CosineConfig(min_ratio=0.0), [1.0, 0.853553, 0.5, 0.146447, 0.0]),
+        (WsdConfig(decay_share=0.5, min_ratio=0.2), [1.0, 1.0, 1.0, 0.6, 0.2]),
+        (WsdConfig(warmup_steps=1, decay_share=1 / 3), [0.5, 1.0, 1.0, 1.0, 0.0]),
+        (PolynomialConfig(power=2), [1.0, 0.5625, 0.25, 0.0625, 0.0]),
+        (PolynomialConfig(power=1, min_ratio=0.2), [1.0, 0.8, 0.6, 0.4, 0.2]),
+        (InverseSqrtConfig(warmup_steps=2), [1 / 3, 2 / 3, 1.0, 2**0.5 / 3**0.5, 2**0.5 / 2]),
+        (InverseSqrtConfig(timescale=1), [1.0, 2**-0.5, 3**-0.5, 0.5, 5**-0.5]),
+        (own_schedule(share=0.1), [1.0, 0.9, 0.8, 0.7, 0.6]),
+        (own_schedule(warmup_steps=1), [0.5, 0.5, 0.0, -0.0, -0.0]),
     ],
 )
 def test_a_schedule_over_five_steps(cfg: SchedulerConfig, ratios: list[float]) -> None:
@@ -47,6 +74,25 @@ def test_the_schedule_multiplies_the_peak() -> None:
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def none(step: int, total: int) -> None: ...
+def one(step: int) -> float: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("falling", {"shares": 1}, "scheduler.params.shares: .* Did you mean scheduler.params.share"),
+        ("none", {}, "returned None for step 1 of 2: return a factor"),
+        ("one", {}, "takes 1 arguments and is called with 2"),
+        ("nothing", {}, "has no 'nothing'"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(name: str, params: dict[str, object], words: str) -> None:
+    optimizer = build_optimizer(torch.nn.Linear(1, 1), SgdConfig())
+    with pytest.raises(RequestError, match=words):
+        build_scheduler(optimizer, ScheduleFactoryConfig(target=f"{__name__}:{name}", params=params), steps=2)
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -83,6 +129,153 @@ def test_biases_norms_and_vectors_do_not_decay_unless_told_to(cfg: type[Optimize
     assert decayed(build_optimizer(model, cfg(weight_decay=0.1)), model) == {"embedding.weight", "linear.weight"}
     everything = build_optimizer(model, cfg(weight_decay=0.1, decay_bias_and_norm=True))
     assert decayed(everything, model) == {name for name, _ in model.named_parameters()}
+
+
+def test_the_first_group_that_matches_a_weight_counts() -> None:
+    model = Mixed()
+    model.second = model.linear  # Its weights have two names.
+    groups = [
+        GroupConfig(match="second.*", lr_factor=0.5),
+        GroupConfig(match="batch*", frozen=True),
+        GroupConfig(match="*.weight", weight_decay=0.3),
+        GroupConfig(match="*.bias", lr_factor=2.0),
+    ]
+    cfg = AdamWConfig(lr=0.1, weight_decay=0.1, groups=groups)
+    freeze(model, cfg)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {
+        names[id(parameter)]: (group["lr"], group["weight_decay"])
+        for group in build_optimizer(model, cfg).param_groups
+        for parameter in group["params"]
+    }
+    assert found == {
+        "linear.weight": (0.05, 0.1),
+        "linear.bias": (0.05, 0.0),
+        "norm.bias": (0.2, 0.0),
+        "embedding.weight": (0.1, 0.3),
+        "norm.weight": (0.1, 0.3),
+        "scale": (0.1, 0.0),
+        "bias": (0.1, 0.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("match", "frozen", "words"),
+    [
+        (
+            "*.wieght",
+            False,
+            r"groups\.0\.match=\*\.wieght matches no parameter of the model: its names are scale, bias, emb",
+        ),
+        ("*", True, "freezes all weights"),
+    ],
+)
+def test_groups_that_do_not_suit_the_model(match: str, frozen: bool, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        freeze(Mixed(), AdamWConfig(groups=[GroupConfig(match=match, frozen=frozen)]))
+
+
+def test_matrices_by_muon_and_the_rest_by_adamw_are_what_torch_has_with_two_optimizers() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    copy, resumed = deepcopy(model), deepcopy(model)
+    groups = [GroupConfig(match="*.weight", target="torch.optim:Muon", lr_factor=3.0, params={"nesterov": False})]
+    cfg = AdamWConfig(lr=0.01, weight_decay=0.1, groups=groups)
+    matrices, rest = ([one for one in copy.parameters() if one.ndim == ndim] for ndim in (2, 1))
+    theirs = (
+        torch.optim.Muon(matrices, lr=0.03, weight_decay=0.1, nesterov=False),
+        torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    )
+    ours, second = build_optimizer(model, cfg), build_optimizer(resumed, cfg)
+    for step in range(6):
+        if step == 3:
+            resumed.load_state_dict(model.state_dict())
+            second.load_state_dict(deepcopy(ours.state_dict()))
+        for net, optimizers in ((model, [ours]), (copy, theirs), (resumed, [second])):
+            net(torch.ones(3)).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    for one, exact, other in zip(model.parameters(), copy.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, exact) and torch.equal(one, other)
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer of somebody's own, without weight decay."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(group["lr"] * self.scaled(weight.grad))
+
+    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Normed(Plain):
+    """It looks at the whole of a weight."""
+
+    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / gradient.norm()
+
+
+class Counting(Plain):
+    """It counts its steps in the group."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] *= 0.5
+        super().step()
+
+
+class Broken(Plain):
+    def scaled(self, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("it is broken")
+
+
+OWN = f"{__name__}:"
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "words"),
+    [
+        ("torch.optim:NAdm", {}, "optimizer.target=torch.optim:NAdm: torch.optim has no 'NAdm'. Did you mean NAdam"),
+        ("torch.optim:NAdam", {"params": {"momentum_decy": 1}}, "Did you mean optimizer.params.momentum_decay"),
+        ("torch.optim:NAdam", {"params": {"lr": 1}}, "optimizer.params.lr: give it by optimizer.lr"),
+        ("torch.optim:NAdam", {"params": {"eps": -1.0}}, "cannot be built: Invalid epsilon value: -1.0"),
+        ("torch.optim:Rprop", {"weight_decay": 0.1}, "has no weight_decay: set optimizer.weight_decay=0"),
+        ("torch.optim:LBFGS", {}, "computes the loss again by a closure"),
+        ("torch.optim:SparseAdam", {}, "its step fails on a small weight: SparseAdam does not support dense"),
+        ("torch.optim:Muon", {}, "cannot be built: Muon only supports 2D parameters"),
+        ("torch.nn:Linear", {}, "is no torch.optim.Optimizer"),
+        ("torch:zeros", {}, "torch:zeros cannot be built"),
+        (OWN + "Broken", {}, "its step fails on a small weight: it is broken"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_is_refused(target: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        build_optimizer(torch.nn.Linear(2, 2), OptimizerFactoryConfig(target=target, **keys))
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        *((f"torch.optim:{name}", True) for name in ("NAdam", "RAdam", "Adamax", "SGD", "Adagrad", "Rprop", "RMSprop")),
+        *((name, False) for name in ("torch.optim:Adafactor", "torch.optim:ASGD", OWN + "Normed", OWN + "Counting")),
+        (OWN + "Plain", True),
+    ],
+)
+def test_an_optimizer_that_needs_whole_weights_gets_no_pieces(name: str, works: bool) -> None:
+    model, cfg = torch.nn.Linear(2, 2), OptimizerFactoryConfig(target=name)
+    build_optimizer(model, cfg)
+    with (
+        nullcontext() if works else pytest.raises(RequestError, match="trainer=fsdp, which hands the optimizer pieces")
+    ):
+        build_optimizer(model, cfg, in_pieces="trainer=fsdp")
 
 
 def test_a_real_models_groups() -> None:

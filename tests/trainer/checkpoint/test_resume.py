@@ -85,6 +85,7 @@ def check_run(*words: str, trainer: str = "ddp") -> None:
     [
         ("optimizer=sgd", ("optimizer=adamw", "optimizer=sgd", "ortlaunch export weights")),
         ("optimizer.decay_bias_and_norm=true", ("decay_bias_and_norm=false", "decay_bias_and_norm=true")),
+        ("optimizer.groups=[{match: '*.bias', frozen: true}]", ("optimizer.groups=[]", "'match': '*.bias'")),
         ("train.steps=39", ("after step 40", "train.steps=39")),
     ],
 )
@@ -96,7 +97,25 @@ def test_a_state_that_this_run_cannot_use_is_refused(word: str, parts: tuple[str
 
 
 def test_settings_of_the_same_optimizer_may_change() -> None:
-    check_run("optimizer.lr=1", "optimizer.weight_decay=0", "train.steps=40")
+    check_run("optimizer.lr=1", "optimizer.weight_decay=0", "train.steps=40", "train.ema=0.9")
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "is_same"),
+    [
+        ("torch.optim:NAdam", "optimizer.params.eps=1", True),
+        ("torch.optim:NAdam", "optimizer.groups=[{match: '*.bias', weight_decay: 0.1, lr_factor: 3}]", True),
+        ("torch.optim:NAdam", "optimizer.groups=[{match: '*.bias'}]", False),
+        ("torch.optim:NAdam", "optimizer.target=torch.optim:RAdam", False),
+        # Its groups are taken from the checkpoint, for the sake of the state that they may hold.
+        ("mine:Own", "optimizer.params.eps=1", False),
+    ],
+)
+def test_what_decides_which_state_an_optimizer_has(target: str, change: str, is_same: bool) -> None:
+    groups = "optimizer.groups=[{match: '*.bias', weight_decay: 0.2}]"
+    words = ("model=mlp", "optimizer=factory", f"optimizer.target={target}", groups)
+    before, after = (to_config(compose([*words, *more])).optimizer for more in ((), (change,)))
+    assert (before.state_facts() == after.state_facts()) is is_same
 
 
 def test_the_precision_may_change_unless_the_state_depends_on_it() -> None:
