@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -68,8 +69,16 @@ def store_option(group: str, name: str, build: Callable[[], DictConfig] | None =
     Args:
         group: the config group.
         name: the option.
-        build: makes its node; None for an option that is a module.
+        build: makes its node; None for an option of `MODULE_GROUPS`.
     """
-    build = build or (lambda: OmegaConf.structured(MODULE_GROUPS[group][name]))
+    build = build or partial(_of_module, group, name)
     for place in (group, f"schema/{group}"):
         store(place, name, build)
+
+
+def _of_module(group: str, name: str) -> DictConfig:
+    """The node of an option of `MODULE_GROUPS`, whose `params` take any key."""
+    node: DictConfig = OmegaConf.structured(MODULE_GROUPS[group][name])
+    if "params" in node:
+        OmegaConf.set_struct(node.params, False)
+    return node

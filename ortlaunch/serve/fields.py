@@ -51,7 +51,7 @@ _NEVER = _OF_ONE_START | {
     *("launcher.extra", "launcher.srun_extra", "launcher.env"),
 }
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
-_CODE = ("model.target", "model.imports", "model.params.trust_remote_code", "train.items")
+_CODE = ("model.target", "model.imports", "model.params.trust_remote_code", "train.items", "data.target")
 _TEXTS_OF_RUNNERS = frozenset(
     [
         *("name", "experiment", "backend.mode"),
@@ -62,7 +62,7 @@ _TEXTS_OF_RUNNERS = frozenset(
 """All other texts name files, code or commands, which are an author's to choose."""
 OPEN_MODELS = ("factory", "hf")
 """Models that take parameters which no file lists."""
-_OPTIONS_OF_AUTHORS = {"model": OPEN_MODELS, "data": ("hf", "text", "tokens")}
+_OPTIONS_OF_AUTHORS = {"model": OPEN_MODELS, "data": ("factory", "hf", "text", "tokens")}
 """Options that load code or files which a key names."""
 PARAMS = "model.params."
 
