@@ -190,7 +190,7 @@ def _entries(batch: Batch) -> dict[Any, Any] | None:
     if isinstance(batch, Mapping):
         return dict(batch)
     if isinstance(batch, tuple | list):
-        return dict(enumerate(batch))
+        return dict(zip(getattr(batch, "_fields", range(len(batch))), batch, strict=True))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     return None

@@ -41,10 +41,10 @@ class Task:
     """Keys passed as keyword arguments."""
     by_position: tuple[str | int, ...] = ()
     """Keys of a dict, or places in a tuple, that are passed as positional arguments, in this order."""
-    as_one: bool = False
-    """Whether the batch as a whole is the only argument."""
     makes_positions: bool = False
     """Whether the model is certain to make its tokens' positions itself; see `ortlaunch.models.positions`."""
+    as_one: bool = False
+    """Whether the batch as a whole is the only argument."""
 
     def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Runs the model on a batch."""

@@ -52,7 +52,7 @@ _NEVER = _OF_ONE_START | {
 }
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
 _CODE = (
-    *("model.target", "model.imports", "model.params.trust_remote_code", "train.items"),
+    *("model.target", "model.imports", "model.params.trust_remote_code", "train.items", "data.target"),
     *("train.step", "train.hooks", "eval.step", "eval.metrics"),
     *("optimizer.target", "scheduler.target"),
 )
@@ -68,7 +68,7 @@ OPEN_MODELS = ("factory", "hf")
 """Models that take parameters which no file lists."""
 _OPTIONS_OF_AUTHORS = {
     "model": OPEN_MODELS,
-    "data": ("hf", "text", "tokens"),
+    "data": ("factory", "hf", "text", "tokens"),
     "optimizer": ("factory",),
     "scheduler": ("factory",),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -246,6 +247,60 @@ class Masked(Net):
 
 def count(batch):
     return int((batch["input_ids"][:, 1:] < 6).sum())
+
+
+class Rows(torch.utils.data.Dataset):
+    """Nested samples of different lengths, collated here."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        rows = torch.randn(1 + index % 3, 64, generator=generator)
+        return dict(pair=(rows, dict(keep=index % 4 != 0)), label=index % 10)
+
+    def collate(self, samples):
+        rows = [sample["pair"][0] for sample in samples]
+        mask = [torch.ones(len(row)) for row in rows]
+        return dict(
+            pair=(
+                nn.utils.rnn.pad_sequence(rows, batch_first=True),
+                dict(
+                    mask=nn.utils.rnn.pad_sequence(mask, batch_first=True),
+                    keep=torch.tensor([sample["pair"][1]["keep"] for sample in samples]),
+                ),
+            ),
+            labels=torch.tensor([sample["label"] for sample in samples]),
+        )
+
+
+class Own(Net):
+    def __init__(self, parts):
+        super().__init__(parts, 10)
+
+    def loss(self, pair, labels):
+        rows, more = pair
+        mask = more["mask"].to(rows.dtype).unsqueeze(-1)
+        mean = (rows * mask).sum(1) / mask.sum(1)
+        return dict(loss=functional.cross_entropy(self.hidden(self.first(mean)), labels))
+
+    def forward(self, pair, labels):
+        return self.loss(pair, labels)
+
+
+class OwnMasked(Own):
+    """The loss is a mean over some of the samples."""
+
+    def forward(self, pair, labels):
+        return self.loss(pair, torch.where(pair[1]["keep"], labels, -100))
+
+
+def kept(batch):
+    return int(batch["pair"][1]["keep"].sum())
 '''
 
 PARTS = (
@@ -272,6 +327,7 @@ _TRAINERS = {
 }
 # ONNX Runtime refuses Python that reads a value of a buffer. Its ZeRO 3 takes models of blocks, and it has no FSDP.
 _WITHOUT_ORT = ("Turns",)
+_ITEMS = {"Masked": "count", "OwnMasked": "kept"}
 _EVALUATED = 13
 _ORT_TRAINERS = ("single", "ddp", "zero0", "zero1", "zero2")
 
@@ -286,7 +342,7 @@ class Draw:
     workers: int
     parts: tuple[str, ...]
     kind: str
-    """The class of the model: Digits, Tokens or Masked."""
+    """The class of the model: Digits, Tokens or Masked; Own and OwnMasked have nested data of their own."""
     words: tuple[str, ...]
     steps: int
     resumed_at: int | None
@@ -301,8 +357,14 @@ class Draw:
         return self.trainer == "ddp"
 
 
-def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
-    """The run of a seed, under one of `backends`."""
+KINDS = ("Digits", "Tokens", "Masked")
+OWN = ("Own", "OwnMasked")
+# A worker without a sample of its own repeats one, which these count or remember, and a norm takes no single sample.
+_WITHOUT_OWN = ("Turns", "Normed", "Average")
+
+
+def draw(seed: int, backends: tuple[str, ...] = ("eager",), kinds: tuple[str, ...] = KINDS) -> Draw:
+    """The run of a seed, under one of `backends`, of a model of one of `kinds`."""
     dice = random.Random(seed)
     backend = dice.choice(backends)
     trainer = dice.choice(_ORT_TRAINERS if backend == "ort" else tuple(_TRAINERS))
@@ -310,12 +372,13 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
     decay = dice.choice((0.0, 0.1))
     momentum = dice.choice((None, None, 0, 0.9))
     banned = set(_WITHOUT_ORT if backend != "eager" else ())
+    banned |= set(_WITHOUT_OWN if kinds is OWN else ())
     # Refused.
     banned |= {"Turns"} if trainer.startswith("zero") else set()
     if trainer.startswith("zero") and decay:
         banned.add("Unused")
     parts = tuple(dice.sample([part for part in PARTS if part not in banned], dice.choice((1, 2, 3))))
-    kind = dice.choice(("Digits", "Tokens", "Masked"))
+    kind = dice.choice(kinds)
     steps = dice.randint(4, 8)
     resumed_at = dice.choice((None, None, dice.randint(1, steps - 1)))
     scheduler = "constant" if resumed_at else dice.choice(("constant", "linear", "cosine"))
@@ -325,7 +388,7 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
         "model=factory",
         f"model.target=nets:{kind}",
         f"model.params.parts={'-'.join(parts)}",
-        *(("data=digits",) if kind == "Digits" else ("data=synthetic", "data.vocab_size=24", "data.seq_len=12")),
+        *_data_of(kind, dice),
         f"scheduler={scheduler}",
         f"scheduler.warmup_steps={dice.choice((0, 2))}",
         f"train.batch_size={dice.randint(2, 4)}",
@@ -339,8 +402,8 @@ def draw(seed: int, backends: tuple[str, ...] = ("eager",)) -> Draw:
         words += ["optimizer=sgd", "optimizer.lr=0.1", f"optimizer.momentum={momentum}"]
     words += _further(random.Random(f"{seed} further"), words, trainer, kind, can_decay="Unused" not in parts)
     words += [f"optimizer.weight_decay={decay}", f"optimizer.decay_bias_and_norm={dice.choice(('true', 'false'))}"]
-    if kind == "Masked":
-        words.append("train.items=nets:count")
+    if kind in _ITEMS:
+        words.append(f"train.items=nets:{_ITEMS[kind]}")
     if dice.random() < 0.4:
         words += ["data.eval_fraction=0.1", "train.eval_every=2", f"train.eval_samples={_EVALUATED}"]
     if trainer == "ddp" and {"Unused", "Turns"} & set(parts):
@@ -357,7 +420,7 @@ def _further(dice: random.Random, words: list[str], trainer: str, kind: str, *, 
         words[words.index("optimizer.eps=1e-4")] = "optimizer.params.eps=1e-4"
         more.append(f"optimizer.target=torch.optim:{dice.choice(classes)}")
     if dice.random() < 0.3:
-        first = "first" if kind == "Digits" else "tokens"
+        first = "first" if kind == "Digits" or kind in OWN else "tokens"
         groups = [
             "{match: head.weight, lr_factor: 0.3}",
             f"{{match: '{first}.*', frozen: true}}",
@@ -368,6 +431,12 @@ def _further(dice: random.Random, words: list[str], trainer: str, kind: str, *, 
     if not trainer.startswith("zero") and dice.random() < 0.4:
         more.append(f"train.ema={dice.choice((0.5, 0.9))}")
     return more
+
+
+def _data_of(kind: str, dice: random.Random) -> tuple[str, ...]:
+    if kind in OWN:
+        return ("data=factory", "data.target=nets:Rows", f"data.params.n={dice.randint(20, 60)}", "data.workers=1")
+    return ("data=digits",) if kind == "Digits" else ("data=synthetic", "data.vocab_size=24", "data.seq_len=12")
 
 
 def loss(model: nn.Module, buffers: Tensors, batch: Tensors) -> torch.Tensor:
@@ -381,7 +450,7 @@ def loss(model: nn.Module, buffers: Tensors, batch: Tensors) -> torch.Tensor:
     for name, value in buffers.items():
         owner, _, own = name.rpartition(".")
         setattr(model.get_submodule(owner), own, value)
-    outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+    outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels" or "pair" in batch})
     # A forward changes a buffer in place, or puts another tensor into its place.
     buffers.update(model.named_buffers())
     return outputs["loss"] if isinstance(outputs, dict) else functional.cross_entropy(outputs, batch["labels"])
@@ -389,6 +458,10 @@ def loss(model: nn.Module, buffers: Tensors, batch: Tensors) -> torch.Tensor:
 
 def items(kind: str, batch: Tensors) -> int:
     """What the loss of a batch is a mean over."""
+    if kind == "OwnMasked":
+        return int(batch["pair"][1]["keep"].sum())
+    if kind == "Own":
+        return len(batch["labels"])
     return int((batch["input_ids"][:, 1:] < 6).sum()) if kind == "Masked" else len(next(iter(batch.values())))
 
 
@@ -403,8 +476,15 @@ def evaluated(one: Draw) -> Evaluated | None:
         first = len(images) - int(len(images) * 0.1)
         chosen = slice(first, first + _EVALUATED)
         return Evaluated({"pixel_values": images[chosen], "labels": torch.from_numpy(digits.target[chosen])}, every=2)
+    if one.kind in OWN:
+        names: dict[str, Any] = {"__name__": "nets"}
+        exec(MODULE, names)
+        number = next(int(word.partition("n=")[2]) for word in one.words if word.startswith("data.params.n="))
+        rows = names["Rows"](number)
+        kept = [rows[index] for index in range(number - int(number * 0.1), number)]
+        return Evaluated(rows.collate(kept[:_EVALUATED]), every=2)
     first = 4096 - int(4096 * 0.1)
-    rows = [
+    drawn = [
         np.random.default_rng((one.seed, index)).integers(24, size=12) for index in range(first, first + _EVALUATED)
     ]
-    return Evaluated({"input_ids": torch.from_numpy(np.stack(rows))}, every=2)
+    return Evaluated({"input_ids": torch.from_numpy(np.stack(drawn))}, every=2)

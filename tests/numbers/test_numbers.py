@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.numbers.draws import draw
+from tests.numbers.draws import OWN, draw
 from tests.numbers.judge import judged
 from tests.support.nightly import first_in_ci
 
@@ -19,6 +19,17 @@ SEEDS = [*IN_CI, *(seed for seed in range(240) if seed not in IN_CI)]
 
 @pytest.mark.parametrize("one", first_in_ci([draw(seed) for seed in SEEDS], len(IN_CI)), ids=str)
 def test_drawn_runs_in_eager_pytorch(one, tmp_path, pools):
+    assert judged(one, tmp_path, pools) == ""
+
+
+@pytest.mark.parametrize("one", first_in_ci([draw(seed, kinds=OWN) for seed in range(40)], 6), ids=str)
+def test_drawn_runs_on_nested_data_of_their_own_with_uneven_ends(one, tmp_path, pools):
+    assert judged(one, tmp_path, pools) == ""
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("one", first_in_ci([draw(seed, ("ort",), OWN) for seed in range(20)], 2), ids=str)
+def test_the_same_under_onnx_runtime(one, tmp_path, pools):
     assert judged(one, tmp_path, pools) == ""
 
 

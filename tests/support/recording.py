@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer import build
@@ -26,7 +27,7 @@ def recorded(folder: Path | None, workers: Workers) -> Iterator[None]:
         yield
         return
     wrap, take = build.wrap, Feed.take
-    batches: list[Batch] = []
+    batches: list[Batch | None] = []
 
     def wrap_and_keep(model: torch.nn.Module, *others: Any) -> Any:
         # One copy of both, so that tensors which share memory still do.
@@ -36,7 +37,8 @@ def recorded(folder: Path | None, workers: Workers) -> Iterator[None]:
 
     def take_and_keep(feed: Feed) -> Batch:
         batch = take(feed)
-        batches.append({name: tensor.clone() for name, tensor in batch.items()})
+        # What a worker repeats so that it keeps up counts nowhere.
+        batches.append(tree_map(torch.clone, batch) if feed.samples else None)
         return batch
 
     build.wrap, Feed.take = wrap_and_keep, take_and_keep  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from ortlaunch.config.schema import Config
 from tests.support.pool import Trained
@@ -95,6 +96,7 @@ def replayed(
         if sends_buffers:
             buffers = [{name: value.clone() for name, value in buffers[0].items()} for _ in range(workers)]
         here = [(rank, batch) for rank in range(workers) for batch in taken[rank][step * count : (step + 1) * count]]
+        here = [(rank, batch) for rank, batch in here if batch is not None]
         everything = sum(items(batch) for _, batch in here)
         total = torch.zeros((), dtype=torch.float64)
         for rank, batch in here:
@@ -179,7 +181,8 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _exact_ones(batch: Tensors) -> Tensors:
-    return {name: _exact(tensor) for name, tensor in batch.items()}
+    exact: Tensors = tree_map(lambda one: _exact(one) if isinstance(one, torch.Tensor) else one, batch)
+    return exact
 
 
 def _weights(model: nn.Module) -> Tensors:

@@ -55,7 +55,7 @@ def recorded(tmp_path: Path, sampler: Sampler, *, disturbed: int = 0) -> list[di
     journal = Journal(tmp_path / "journal.jsonl")
     recorder = recorder_of(journal, sampler)
     for step in range(1, 11):
-        recorder.micro_batch({"input_ids": torch.zeros(2, 8, dtype=torch.long)})
+        recorder.micro_batch({"input_ids": torch.zeros(2, 8, dtype=torch.long)}, 2)
         recorder.step_done()
         if step == disturbed:
             recorder.disturbed()

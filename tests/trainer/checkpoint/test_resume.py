@@ -31,7 +31,7 @@ WORKERS = Workers(0, 2, torch.device("cpu"), threads=1)
 def goes_on(then: DataConfig, now: DataConfig, samples: int | None, batches: tuple[int, int] = (8, 8)) -> None:
     """Checks a run against a checkpoint of another, with (batch size before, now)."""
     before, after = (
-        reading_of(Config(data=data, train=TrainConfig(batch_size=size)), samples)
+        reading_of(Config(data=data, train=TrainConfig(batch_size=size)), is_numbered=samples is not None)
         for data, size in zip((then, now), batches, strict=True)
     )
     start = Start(Path("here"), {"data": "abc", "samples": samples, "workers": 2, "reading": before})
@@ -64,7 +64,7 @@ def test_a_stream_that_is_read_otherwise_is_another_place(
 def test_what_has_not_changed_and_older_checkpoints_go_on() -> None:
     goes_on(stream(), stream(), None)
     start = Start(Path("here"), {"data": "abc", "samples": None, "workers": 2})
-    check_data(start, "abc", None, WORKERS, reading_of(Config(data=stream()), None))
+    check_data(start, "abc", None, WORKERS, reading_of(Config(data=stream()), is_numbered=False))
 
 
 def test_numbered_samples_can_be_read_in_other_batches() -> None:
