@@ -249,7 +249,7 @@ class ScriptWatch:
             # An unfinished line waits for its rest.
             text = text if self._done.is_set() else text[: text.rfind(b"\n") + 1]
             self._shown += len(text)
-            for line in text.decode(errors="replace").removesuffix("\n").split("\n"):
+            for line in text.decode(errors="replace").removesuffix("\n").split("\n") if text else ():
                 # Of a progress bar, which returns to the line's beginning, what it shows last.
                 print(line.rstrip("\r").rpartition("\r")[2])
             sys.stdout.flush()

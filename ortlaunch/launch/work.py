@@ -20,6 +20,7 @@ from ortlaunch.config.schema import GROUPS, Config, OrtConfig, RunConfig, Script
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.run.state import SCRIPT_TAG
 
 STORE_SCHEME = "ortlaunch"
 """The scheme of the MLflow tracking URI by which a script logs into its own run."""
@@ -280,7 +281,7 @@ class Script:
 
     def tags(self) -> dict[str, str]:
         """See `Work.tags`."""
-        return {"ortlaunch.script": _file(self._script.command)}
+        return {SCRIPT_TAG: _file(self._script.command)}
 
     def notes(self) -> list[str]:
         """See `Work.notes`."""
