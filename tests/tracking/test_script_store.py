@@ -14,9 +14,9 @@ from ortlaunch.run import events
 from ortlaunch.run.journal import iterate
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.script_run import ScriptStore
-from tests.support.planted import PASSWORD
 
 KEY = "20260101-120000-1a2b3c"
+PASSWORD = "hunter2hunter2"
 
 
 @pytest.fixture
