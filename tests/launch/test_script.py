@@ -148,7 +148,7 @@ class Watched:
         return watch
 
     def codes(self) -> list[int]:
-        return [worker.wait(60) for worker in self.workers]
+        return [worker.wait(20) for worker in self.workers]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ JOIN_SECONDS = 900
 """How long the machines wait for each other. A user types the command on each of them, which takes time."""
 
 _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root", "--multirun", "-m")
-_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name")
+_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name", "script.folder")
 
 
 def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
