@@ -1,7 +1,7 @@
-"""One worker, which torchrun starts as ``python -m ortlaunch.worker RUN_DIR``.
+"""One worker, which torchrun starts as ``python -m ortlaunch.worker RUN_DIR [FOLDER COMMAND ...]``.
 
 A worker reads the resolved configuration from the run folder. It does not use Hydra, and it imports only the packages
-that the configuration needs.
+that the configuration needs. With a command it becomes a script: it starts that in the folder, in its own place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from ortlaunch.base import output
 from ortlaunch.base.modules import add_working_folder
@@ -32,6 +33,8 @@ def main() -> None:
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     failure.forget(run_dir, rank)
     _hold_lock(run_dir)
+    if len(sys.argv) > 2:
+        _become(Run(run_dir), rank, sys.argv[2], sys.argv[3:])
     output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
     report_deaths()
     use_socket_folder()
@@ -58,10 +61,32 @@ def main() -> None:
     os._exit(0)
 
 
+def _become(run: Run, rank: int, folder: str, command: list[str]) -> NoReturn:
+    """Becomes a script, whose output goes to this rank's log; its process keeps the number of this one."""
+    output.append_to(run.rank_log(rank))
+    if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
+        from ortlaunch.run.attempt import header
+
+        print(header(), flush=True)
+    if run.stop_word() is not None:
+        # torchrun starts the workers of a run again that have ended by the signal.
+        print("the run was asked to stop before the script began", flush=True)
+        sys.exit(0)
+    try:
+        run.checkpoints.mkdir(exist_ok=True)
+        os.chdir(folder)
+        os.execv(command[0], command)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")
+
+
 def _hold_lock(run_dir: Path) -> None:
     """Holds the workers' lock until this process ends. A launcher that starts the run again waits for this lock."""
     try:
-        fcntl.flock(os.open(Run(run_dir).workers_lock, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
+        lock = os.open(Run(run_dir).workers_lock, os.O_RDWR | os.O_CREAT, 0o644)
+        # A script that this process becomes holds it, too.
+        os.set_inheritable(lock, True)
+        fcntl.flock(lock, fcntl.LOCK_SH)
     except OSError:
         return  # The file system has no locks.
 

@@ -17,6 +17,21 @@ _HOME_OF = re.compile(r"(?:^|[=,:])(~[^/\s,=.]+)/")
 """A user's home folder at the beginning of a path: ``~ada/runs``, ``out=~ada/x``."""
 
 
+def split_script(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Splits a command line at the first ``--``: what is before it, and the script and its arguments.
+
+    Args:
+        arguments: the words of a command line.
+
+    Returns:
+        Both parts; the second is None where there is no ``--``.
+    """
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
 def use_utf8() -> None:
     """Starts this process again in Python's UTF-8 mode where the locale's file names are ASCII.
 

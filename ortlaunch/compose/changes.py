@@ -8,11 +8,11 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.overrides import parsed
-from ortlaunch.config.load import first_line, to_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.load import first_line, to_run_config
+from ortlaunch.config.schema import AnyRun
 
 
-def changed(config: Config, words: list[str], verb: str) -> Config:
+def changed(config: AnyRun, words: list[str], verb: str) -> AnyRun:
     """Returns a configuration with single keys changed.
 
     Hydra's grammar is used, as for a run. YAML would read launcher.time=4:00:00 as the number 14400.
@@ -44,4 +44,6 @@ def changed(config: Config, words: list[str], verb: str) -> Config:
         except Exception as error:
             # OmegaConf fails in several ways for a key below a plain value: train.steps.x=1.
             raise RequestError(f"{verb}: {word}: there is no such key (all keys: ortlaunch --cfg job)") from error
-    return to_config(tree)
+    new = to_run_config(tree)
+    assert isinstance(new, type(config))
+    return new

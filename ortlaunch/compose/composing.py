@@ -18,34 +18,37 @@ if TYPE_CHECKING:
 
 CONFIG = "config"
 """The name of the root file in ``conf/``."""
+SCRIPT = "script"
+"""The name of the root file of a run whose workers are a script."""
 VERSION_BASE = "1.3"
 """The version of Hydra whose defaults are used."""
 
 
-def composed(overrides: list[str], *, sets_hydra: bool) -> DictConfig:
+def composed(overrides: list[str], *, sets_hydra: bool, root: str = CONFIG) -> DictConfig:
     """The composed tree, with Hydra's own part.
 
     Args:
         overrides: the words of the command line, which were checked; the schema is registered.
         sets_hydra: whether they may set or choose a part of Hydra.
+        root: the root file.
 
     Raises:
         Exception: whatever Hydra raises for what does not compose.
     """
     if sets_hydra or importlib.util.find_spec("hydra_plugins") is not None:
-        return _composed_with_plugins(overrides)
-    return _composed_alone(overrides)
+        return _composed_with_plugins(overrides, root)
+    return _composed_alone(overrides, root)
 
 
-def _composed_with_plugins(overrides: list[str]) -> DictConfig:
+def _composed_with_plugins(overrides: list[str], root: str) -> DictConfig:
     """Composes as any program of Hydra's, with all that its installed plugins may add."""
     import hydra
 
     with hydra.initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        return hydra.compose(CONFIG, overrides=overrides, return_hydra_config=True)
+        return hydra.compose(root, overrides=overrides, return_hydra_config=True)
 
 
-def _composed_alone(overrides: list[str]) -> DictConfig:
+def _composed_alone(overrides: list[str], root: str) -> DictConfig:
     """Composes from ``conf/`` and the schema alone.
 
     Hydra would import its shell completions and other plugins, and look for each option among its own files first:
@@ -70,7 +73,7 @@ def _composed_alone(overrides: list[str]) -> DictConfig:
     path = ConfigSearchPathImpl()
     path.append("main", str(conf_dir()))
     path.append("schema", "structured://")
-    return ConfigLoaderImpl(path).load_configuration(CONFIG, overrides, RunMode.RUN, from_shell=False)
+    return ConfigLoaderImpl(path).load_configuration(root, overrides, RunMode.RUN, from_shell=False)
 
 
 @functools.cache

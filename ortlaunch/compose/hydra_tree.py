@@ -25,7 +25,7 @@ from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
 
-def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
+def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None], root: str = CONFIG) -> None:
     """Composes the configuration as Hydra does for its own programs and calls `task` with it.
 
     ``--cfg``, ``--multirun``, ``--config-dir``, shell completion and the rest are Hydra's own; with ``--multirun`` the
@@ -34,6 +34,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     Args:
         arguments: the command line after the verb.
         task: takes the composed tree.
+        root: the root file in ``conf/``.
 
     Raises:
         RequestError: an option is unknown, or the configuration does not compose.
@@ -42,10 +43,10 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
     SweepWatch.latest = None
     if _are_keys_alone(arguments):
-        _call_with_tree(arguments, task)
+        _call_with_tree(arguments, task, root)
         return
     if (keys := _keys_to_show(arguments)) is not None:
-        _show(keys)
+        _show(keys, root)
         return
     # The parser of options is imported for them alone.
     import hydra
@@ -61,7 +62,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     watched = _Task(task)
     try:
         with _public_output(shows=bool(options.cfg or options.info)), _composed_once(arguments):
-            hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name=CONFIG)(watched)()
+            hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name=root)(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
         raise watched.failure or _explained(error) from error
@@ -89,17 +90,17 @@ def _keys_to_show(arguments: list[str]) -> list[str] | None:
     return keys if arguments[at + 1 : at + 2] == ["job"] and _are_keys_alone(keys) else None
 
 
-def _show(words: list[str]) -> None:
+def _show(words: list[str], root: str) -> None:
     """Prints the composed configuration, as Hydra's ``--cfg job`` does. Hydra would take a fifth longer.
 
     Raises:
         RequestError: the configuration does not compose.
     """
     with _public_output(shows=True):
-        sys.stdout.write(OmegaConf.to_yaml(_without_hydra(_composed(words))))
+        sys.stdout.write(OmegaConf.to_yaml(_without_hydra(_composed(words, root))))
 
 
-def _call_with_tree(words: list[str], task: Callable[[DictConfig], None]) -> None:
+def _call_with_tree(words: list[str], task: Callable[[DictConfig], None], root: str) -> None:
     """Composes once and calls the task, as Hydra's program would. That would copy the configuration several times.
 
     Raises:
@@ -107,7 +108,7 @@ def _call_with_tree(words: list[str], task: Callable[[DictConfig], None]) -> Non
     """
     from hydra.core.hydra_config import HydraConfig
 
-    tree = _composed(words)
+    tree = _composed(words, root)
     # `multirun_task` and `backend_reason` read it.
     HydraConfig.instance().set_config(tree)
     task(_without_hydra(tree))
@@ -254,7 +255,7 @@ def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
     return _without_hydra(tree), reason
 
 
-def _composed(overrides: list[str]) -> DictConfig:
+def _composed(overrides: list[str], root: str = CONFIG) -> DictConfig:
     """The composed tree with Hydra's own part, which tells what was chosen.
 
     Raises:
@@ -265,7 +266,7 @@ def _composed(overrides: list[str]) -> DictConfig:
     register_options(overrides)
     spare_hydra()
     try:
-        return composed(overrides, sets_hydra=sets_hydra(overrides))
+        return composed(overrides, sets_hydra=sets_hydra(overrides), root=root)
     except Exception as error:
         raise _explained(error) from error
 

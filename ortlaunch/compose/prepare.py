@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortlaunch.compose.rules import check
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import AnyRun
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.tracking import trackers
 
 
-def prepared(config: Config, *, starts: bool = True) -> Config:
+def prepared(config: AnyRun, *, starts: bool = True) -> AnyRun:
     """Returns the configuration as it can be launched from this folder.
 
     Its launcher has decided the values that were open, all checks have passed, and its tracking paths are absolute.

@@ -27,6 +27,8 @@ from ortlaunch.config.schema import (
     Device,
     OrtConfig,
     OrtZero3,
+    RunConfig,
+    ScriptRun,
     TokenDataConfig,
     TorchProfileConfig,
 )
@@ -35,6 +37,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.work import Script
 from ortlaunch.models import registry
 from ortlaunch.models.params import check_task, pretrained_source
 from ortlaunch.run import manifest
@@ -43,7 +46,7 @@ from ortlaunch.run.run import Run, named_checkpoint
 from ortlaunch.tracking import trackers
 
 
-def check(config: Config, *, starts: bool = True) -> None:
+def check(config: RunConfig, *, starts: bool = True) -> None:
     """Applies every rule.
 
     Args:
@@ -53,20 +56,25 @@ def check(config: Config, *, starts: bool = True) -> None:
     Raises:
         RequestError: the first rule that the configuration breaks.
     """
-    for rule in RULES:
-        rule(config)
+    if isinstance(config, ScriptRun):
+        for of_script in SCRIPT_RULES:
+            of_script(config)
+    else:
+        assert isinstance(config, Config)
+        for of_training in RULES:
+            of_training(config)
     for rule in launcher_of(config).start_rules if starts else ():
         rule(config)
 
 
-def _numbers(config: Config) -> None:
+def _numbers(config: RunConfig) -> None:
     check_numbers(config)
 
 
-def _names(config: Config) -> None:
+def _names(config: RunConfig) -> None:
     folder = "becomes a folder's name"
     names = [("experiment", config.experiment, folder), ("name", config.name, folder)]
-    if isinstance(config.backend, OrtConfig):
+    if isinstance(config, Config) and isinstance(config.backend, OrtConfig):
         names.append(("backend.debug.onnx_prefix", config.backend.debug.onnx_prefix, "begins the names of files"))
     if not config.run_root.strip():
         raise RequestError(f"run_root={config.run_root!r}: it is the folder of the runs, so it must not be empty")
@@ -77,7 +85,7 @@ def _names(config: Config) -> None:
             raise RequestError(f"{key}={value}: {use}, so it must have at most {LONGEST_NAME} bytes")
 
 
-def _no_secrets(config: Config) -> None:
+def _no_secrets(config: RunConfig) -> None:
     """Refuses secrets in values that must be written as they are: names of folders, and what a job's script holds."""
     launcher = leaves(to_dict(config.launcher), "launcher")
     for key, value in [
@@ -205,7 +213,7 @@ def _tf32(config: Config) -> None:
         raise RequestError("train.tf32=true is a format of NVIDIA GPUs: leave it out, or use device=cuda")
 
 
-def _allocator(config: Config) -> None:
+def _allocator(config: RunConfig) -> None:
     if config.launcher.allocator is Allocator.system:
         return
     key = f"launcher.allocator={config.launcher.allocator.value}"
@@ -218,7 +226,7 @@ def _allocator(config: Config) -> None:
         raise RequestError(f"{key} sets glibc's allocator, and this Python uses another C library: leave it out")
 
 
-def _launcher(config: Config) -> None:
+def _launcher(config: RunConfig) -> None:
     for rule in launcher_of(config).rules:
         rule(config)
 
@@ -282,6 +290,19 @@ def _compile_mode(config: Config) -> None:
         raise RequestError(f"backend.mode={mode}: must be one of {', '.join(modes)}")
 
 
+def _script(config: ScriptRun) -> None:
+    Script(config).check(same_system=launcher_of(config).finds_same_packages(config))
+
+
+SCRIPT_RULES: tuple[Callable[[ScriptRun], None], ...] = (
+    _numbers,
+    _names,
+    _no_secrets,
+    _script,
+    _allocator,
+    _launcher,
+    trackers.check,
+)
 RULES: tuple[Callable[[Config], None], ...] = (
     _numbers,
     _names,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortlaunch.config.launchers import launcher_schemas
-from ortlaunch.config.schema import GROUPS, Config, ModelConfig
+from ortlaunch.config.schema import GROUPS, Config, ModelConfig, ScriptRun
 
 
 def known_keys() -> list[str]:
@@ -43,7 +43,7 @@ def schemas_of(group: str) -> Mapping[str, type[Any]]:
 
 def _types() -> dict[str, str]:
     """The annotation of every key."""
-    types = _types_of(Config, "") | _types_of(ModelConfig, "model.")
+    types = _types_of(Config, "") | _types_of(ScriptRun, "") | _types_of(ModelConfig, "model.")
     for group in GROUPS:
         types.setdefault(group, "")
         for node in schemas_of(group).values():

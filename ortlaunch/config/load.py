@@ -19,7 +19,7 @@ from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
 from ortlaunch.config.items import check_items
 from ortlaunch.config.launchers import launcher_schema
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, RunConfig, ScriptRun
 from ortlaunch.run.settings import read_settings
 
 _CHECKED = [group for group in GROUPS if group != "tracking"]
@@ -42,7 +42,14 @@ _BASES = tuple(hint for name, hint in get_type_hints(Config).items() if name in 
 
 
 def to_config(tree: DictConfig) -> Config:
-    """Converts a composed tree into the schema's dataclasses.
+    """Converts a composed tree into the schema's dataclasses; raises the errors of `to_run_config`."""
+    config = to_run_config(tree)
+    assert isinstance(config, Config)
+    return config
+
+
+def to_run_config(tree: DictConfig) -> RunConfig:
+    """Converts the composed tree of a training or of a script into the schema's dataclasses.
 
     Raises:
         RequestError: a value that the user must give is missing, a key was added that the schema does not have
@@ -61,16 +68,16 @@ def to_config(tree: DictConfig) -> Config:
         config = OmegaConf.to_object(_with_plain_trackers(tree))
     except (MissingMandatoryValue, OmegaConfBaseException) as error:
         raise RequestError(f"configuration: {first_line(error)}") from error
-    assert isinstance(config, Config)
+    assert isinstance(config, RunConfig)
     check_items(config)
     _check_options(config)
     return config
 
 
-def _check_options(config: Config) -> None:
+def _check_options(config: RunConfig) -> None:
     """Checks the options that a user's own file may have chosen: `load_config` looks for their schemas by name."""
     for group in _CHECKED:
-        node = getattr(config, group)
+        node = getattr(config, group, None)
         if node is None:
             continue
         if group == "launcher":
@@ -112,12 +119,24 @@ def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _added_keys(tree[key], f"{prefix}{key}.")
 
 
-def save_config(config: Config, path: Path) -> None:
+def save_config(config: RunConfig, path: Path) -> None:
     """Writes a resolved configuration without its secrets. `load_config` reads it."""
     replace_text(path, OmegaConf.to_yaml(OmegaConf.create(hidden("", to_dict(config)))))
 
 
 def load_config(path: Path) -> Config:
+    """Reads the configuration of a training that a launcher wrote; otherwise like `load_run_config`.
+
+    Raises:
+        RequestError: the run is that of a script; and those of `load_run_config`.
+    """
+    config = load_run_config(path)
+    if not isinstance(config, Config):
+        raise RequestError(f"{path.parent} is the run of a script: it has no model that ortlaunch knows")
+    return config
+
+
+def load_run_config(path: Path) -> RunConfig:
     """Reads the configuration that a launcher wrote. Workers use it, so it does without Hydra.
 
     Secrets, which the file does not hold, come from the environment; see `ortlaunch.config.hidden`.
@@ -135,18 +154,21 @@ def load_config(path: Path) -> Config:
         raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def _config_of(settings: dict[str, Any]) -> Config:
+def _config_of(settings: dict[str, Any]) -> RunConfig:
     stored = OmegaConf.create(settings)
-    nodes: dict[str, Any] = {"model": ModelConfig}
+    kind: type[RunConfig] = ScriptRun if "script" in settings else Config
+    nodes: dict[str, Any] = {"model": ModelConfig} if kind is Config else {}
     for group, options in GROUPS.items():
+        if group not in kind.__dataclass_fields__:
+            continue
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:
             name = stored[group]["name"]
             nodes[group] = launcher_schema(name) if group == "launcher" else options[name]
     merged = OmegaConf.merge(
-        OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
+        OmegaConf.structured(kind(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
     )
     config = OmegaConf.to_object(merged)
-    assert isinstance(config, Config)
+    assert isinstance(config, RunConfig)
     return config
 
 

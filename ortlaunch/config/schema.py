@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -694,18 +694,28 @@ class NsightProfileConfig(ProfileConfig):
 
 
 @dataclass(eq=False, repr=False)
-class Config(Node):
-    """A run."""
+class RunConfig(Node):
+    """What every run has, whatever its workers do."""
 
     experiment: str = "default"
     """Group of runs that are compared with each other. It is a folder under runs/ and an experiment in MLflow."""
     name: str | None = None
-    """The run's name; null makes one from model, backend and trainer."""
-    seed: int = number(0, least=0)
-    """Seed of all random numbers: weights, data order, dropout. Each worker derives its own seed from it."""
+    """The run's name; null makes one from model, backend and trainer, or takes that of the script."""
     device: Device = Device.auto
     run_root: str = str(RUN_ROOT)
     """Folder that holds the run folders."""
+    launcher: LauncherConfig = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    trackers: dict[str, Any] = field(default_factory=dict)
+    """Keys of the trackers beside MLflow, each under its name. ``tracking=[mlflow,NAME]`` chooses one."""
+
+
+@dataclass(eq=False, repr=False)
+class Config(RunConfig):
+    """A run that trains a model in ortlaunch's own loop."""
+
+    seed: int = number(0, least=0)
+    """Seed of all random numbers: weights, data order, dropout. Each worker derives its own seed from it."""
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     model: ModelConfig = MISSING
@@ -714,12 +724,43 @@ class Config(Node):
     trainer: TrainerConfig = MISSING
     optimizer: OptimizerConfig = MISSING
     scheduler: SchedulerConfig = MISSING
-    launcher: LauncherConfig = MISSING
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    trackers: dict[str, Any] = field(default_factory=dict)
-    """Keys of the trackers beside MLflow, each under its name. ``tracking=[mlflow,NAME]`` chooses one."""
     profile: ProfileConfig | None = None
     """Profiler of some steps. ``+profile=torch``, ``memory`` or ``nsight`` chooses one."""
+
+
+AnyRun = TypeVar("AnyRun", bound=RunConfig)
+"""The kind of run that a function takes and returns."""
+
+
+class StopSignal(Enum):
+    """A signal that asks a script to stop."""
+
+    SIGTERM = "SIGTERM"
+    SIGINT = "SIGINT"
+    SIGHUP = "SIGHUP"
+    SIGUSR1 = "SIGUSR1"
+    SIGUSR2 = "SIGUSR2"
+
+
+@dataclass(eq=False, repr=False)
+class ScriptConfig(Node):
+    """A script of the user's own, which every worker runs."""
+
+    command: list[str] = field(default_factory=list)
+    """A Python file, or -m and a module, and its arguments: what stands after -- on the command line."""
+    folder: str = ""
+    """The folder that the script starts in: that of the command line."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Values for arguments by name: ``{lr}`` in an argument becomes the value of `script.params.lr`."""
+    signal: StopSignal = StopSignal.SIGTERM
+    """The signal that each worker gets once when the run is to stop, `launcher.grace_seconds` before it is ended."""
+
+
+@dataclass(eq=False, repr=False)
+class ScriptRun(RunConfig):
+    """A run whose workers are a script: ``ortlaunch [KEY=VALUE ...] -- train.py ARGS``."""
+
+    script: ScriptConfig = field(default_factory=ScriptConfig)
 
 
 OPTIONAL_GROUPS = {"profile"}
@@ -751,6 +792,7 @@ def register_schemas() -> None:
     from ortlaunch.config.option_nodes import store, store_option
 
     store(None, "ortlaunch_schema", partial(OmegaConf.structured, Config))
+    store(None, "ortlaunch_script_schema", _open_script)
     store("schema/model", "model", partial(OmegaConf.structured, ModelConfig))
     store("schema/model", "open", open_model)
     for group, options in GROUPS.items():
@@ -761,6 +803,12 @@ def register_schemas() -> None:
             for name, node in options.items():
                 store_option(group, name, partial(OmegaConf.structured, node))
     store("backend", DEFAULT, lambda: OmegaConf.structured(GROUPS["backend"][default_backend()]))
+
+
+def _open_script() -> DictConfig:
+    node: DictConfig = OmegaConf.structured(ScriptRun)
+    OmegaConf.set_struct(node.script.params, False)
+    return node
 
 
 def open_model(name: str = MISSING) -> DictConfig:

@@ -9,7 +9,7 @@ import time
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import AnyRun
 from ortlaunch.follow.find import find_runs
 from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.follow.state import State
@@ -37,7 +37,7 @@ def split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, [name for group in named for name in group.split(",")]
 
 
-def after(config: Config, names: list[str]) -> Config:
+def after(config: AnyRun, names: list[str]) -> AnyRun:
     """Delays a run until others have finished: its job waits for theirs, or this command waits.
 
     Args:

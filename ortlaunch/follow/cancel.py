@@ -28,7 +28,7 @@ from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process, has_open, is_own
 from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import STATE_TAG
+from ortlaunch.run.state import SCRIPT_TAG, STATE_TAG
 from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking.destination import has_trackers
 
@@ -109,7 +109,8 @@ def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
     if row.state not in _WAITING_STATES:
         # The request is written even if the job is cancelled next: its first process then starts no workers again.
         _ask_to_stop(record.folder.path)
-        if now or record.step is None:
+        # Nobody knows the steps of a script, which may have something to save.
+        if now or (record.step is None and SCRIPT_TAG not in record.tags):
             _cancel_jobs([row])
     return lambda: _has_ended(look(record.folder))
 

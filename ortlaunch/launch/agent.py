@@ -1,4 +1,7 @@
-"""torchrun, as ``python -m ortlaunch.launch.agent torch.distributed.run OPTIONS``. It neither keeps nor copies output.
+"""torchrun, as ``python -m ortlaunch.launch.agent [--watch RUN_DIR] torch.distributed.run OPTIONS``.
+
+It neither keeps nor copies output. With ``--watch`` the workers are a script, which `ortlaunch.launch.script_watch`
+watches.
 
 The workers write their logs themselves. torchrun without a folder for logs would read `/dev/null` for each worker's two
 streams, in two threads that look ten times a second.
@@ -9,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.sockets import socket_folder
@@ -16,9 +21,16 @@ from ortlaunch.base.sockets import socket_folder
 
 def main() -> None:
     """Runs torchrun with the arguments after its module's name."""
-    torchrun = importlib.import_module(sys.argv.pop(1))
-    _stop_copying(torchrun)
-    with socket_folder():
+    with ExitStack() as around:
+        if sys.argv[1] == "--watch":
+            from ortlaunch.launch.script_watch import watched
+            from ortlaunch.run.run import Run
+
+            around.enter_context(watched(Run(Path(sys.argv[2]))))
+            del sys.argv[1:3]
+        torchrun = importlib.import_module(sys.argv.pop(1))
+        _stop_copying(torchrun)
+        around.enter_context(socket_folder())
         torchrun.main()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortlaunch.config.schema import Allocator, Config
+from ortlaunch.config.schema import Allocator, RunConfig
 
 _KEEP = {
     # Else blocks of more than 32 MiB are mappings of their own: the kernel takes them back when they are freed, and
@@ -13,7 +13,7 @@ _KEEP = {
 }
 
 
-def allocator_variables(config: Config) -> dict[str, str]:
+def allocator_variables(config: RunConfig) -> dict[str, str]:
     """Returns the variables of a run's workers on the CPU; none where glibc's settings stay as they are.
 
     Args:

@@ -17,7 +17,7 @@ from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import counted, say
 from ortlaunch.config import candidates
 from ortlaunch.config.precisions import BACKENDS
-from ortlaunch.config.schema import AutoConfig, Config, LocalConfig, NoTrackingConfig
+from ortlaunch.config.schema import AnyRun, AutoConfig, BackendConfig, Config, LocalConfig, NoTrackingConfig, RunConfig
 from ortlaunch.launch.kind import kind_of
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.table import launcher_of
@@ -49,7 +49,7 @@ _ENDS = {
 }
 
 
-def chosen(config: Config) -> tuple[Config, str]:
+def chosen(config: AnyRun) -> tuple[AnyRun, str]:
     """The configuration of a run that starts from here, with its backend named, and why it is that one.
 
     Args:
@@ -59,7 +59,7 @@ def chosen(config: Config) -> tuple[Config, str]:
         The configuration, and the reason in one line, which is empty where the configuration named a backend. A run
         that waits in a queue keeps ``backend=auto``: its job decides.
     """
-    if not isinstance(config.backend, AutoConfig):
+    if not (isinstance(config, Config) and isinstance(config.backend, AutoConfig)):
         return config, ""
     launcher = launcher_of(config)
     if isinstance(launcher, QueueLauncher):
@@ -67,13 +67,16 @@ def chosen(config: Config) -> tuple[Config, str]:
     if not launcher.keeps_record(config):
         return config, "backend=auto is decided on the run's first machine"
     with ended_by_signals():
-        return decided(config)
+        backend, why = decided(config)
+        return dataclasses.replace(config, backend=backend), why
 
 
-def recorded(config: Config, run: Run) -> Config:
+def recorded(config: AnyRun, run: Run) -> AnyRun:
     """The configuration of a run with the backend that an earlier version of ortlaunch has recorded beside it."""
     name = (read_json(run.backend_file) or {}).get("backend")
-    return with_backend(config, name) if isinstance(config.backend, AutoConfig) and name in BACKENDS else config
+    if name in BACKENDS and isinstance(config, Config) and isinstance(config.backend, AutoConfig):
+        return dataclasses.replace(config, backend=candidates.plain_backend(name))
+    return config
 
 
 def with_backend(config: Config, name: str) -> Config:
@@ -81,8 +84,8 @@ def with_backend(config: Config, name: str) -> Config:
     return dataclasses.replace(config, backend=candidates.plain_backend(name))
 
 
-def decided(config: Config) -> tuple[Config, str]:
-    """Decides here, where the workers will run, or their first ones; the results are those of `chosen`."""
+def decided(config: Config) -> tuple[BackendConfig, str]:
+    """Decides here, where the workers will run, or their first ones; returns the backend, and why it is that one."""
     kind, steps = kind_of(config), config.train.steps
     known, refused = rates.read(kind), candidates.refused(config)
     left_out = refused | {name: rate.unfit for name, rate in known.items() if rate.unfit and name not in refused}
@@ -96,12 +99,12 @@ def decided(config: Config) -> tuple[Config, str]:
     elif reason := why_no_trials(rated, len(names), steps):
         why = reason
     elif config.launcher.dry_run:
-        return with_backend(config, backend), f"backend=auto would try {_listed(names)} before the workers start"
+        return candidates.plain_backend(backend), f"backend=auto would try {_listed(names)} before the workers start"
     else:
         backend, why, unfit = _by_trials(config, names, kind)
         left_out |= unfit
     without = "".join(f"; without {name}: {reason}" for name, reason in left_out.items())
-    return with_backend(config, backend), f"backend=auto takes {backend}: {why}{without}"
+    return candidates.plain_backend(backend), f"backend=auto takes {backend}: {why}{without}"
 
 
 def _by_trials(config: Config, names: Sequence[str], kind: Mapping[str, object]) -> tuple[str, str, dict[str, str]]:
@@ -199,16 +202,18 @@ def rate_of(outcome: Outcome, batch: int) -> Rate:
     return Rate(step, max(outcome.first_step, outcome.start))
 
 
-def keep_rate(config: Config, run: Run) -> None:
+def keep_rate(config: RunConfig, run: Run) -> None:
     """Keeps the rate of a run that has finished, for later ones of its kind.
 
-    Runs are left out whose backend has other than its default keys, that were profiled, or in which ONNX Runtime was
-    not active.
+    Runs of scripts are left out, and those whose backend has other than its default keys, that were profiled, or in
+    which ONNX Runtime was not active.
 
     Args:
         config: the run's configuration.
         run: the run, with all figures in its journal.
     """
+    if not isinstance(config, Config):
+        return
     state = run.state()
     step, first = (state.figures.get(name) for name in ("summary/step_seconds_p50", FIRST_STEP))
     if not step or first is None or state.figures.get("summary/steady_steps", 0.0) < _LEAST_STEADY:

@@ -21,11 +21,12 @@ from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch import environment
 from ortlaunch.launch.other_code import other_code
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
+from ortlaunch.launch.work import work_of
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
@@ -53,7 +54,7 @@ def written(plan: LaunchPlan) -> Iterator[None]:
         raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
-def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+def write_run_folder(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
     """Writes the files that describe a run, before it starts. Files of an earlier attempt are moved aside first.
 
     Args:
@@ -69,7 +70,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         _write(plan, config, arguments, start)
 
 
-def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+def _write(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
     make_folder(plan.log_dir)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
@@ -87,7 +88,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     note_root(plan.run_dir.parents[1])
 
 
-def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+def _write_records(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
     """Writes the files; see `write_run_folder`."""
     files = plan.files
     replace_text(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
@@ -106,19 +107,22 @@ def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start
             "" if shown == patch else "# secrets are replaced by ***: lines with them cannot be applied as they are\n"
         )
         replace_text(files.patch_file, note + shown, errors="surrogateescape")
+    for file in work_of(config).files():
+        make_folder(files.sources)
+        replace(files.sources / file.name, without_tokens(file.read_text(errors="replace")).encode())
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
 
 
-def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
+def journal_start(journal: Journal, plan: LaunchPlan, config: RunConfig) -> None:
     """Journals the run's parameters, tags and files. The run folder must have been written before."""
     journal.start(config.experiment, plan.name, plan.run_id)
-    params = trackers.public_settings(config)
+    work = work_of(config)
+    params = work.params(trackers.public_settings(config))
     journal.params({key: value for key, value in params.items() if key != "trackers" or value})
     record = json.loads(plan.files.environment_file.read_text())
     tags = {
-        "ortlaunch.backend": config.backend.name,
-        "ortlaunch.trainer": config.trainer.name,
+        **work.tags(),
         "ortlaunch.world_size": str(plan.world_size),
         "ortlaunch.device": resolve_device(config.device).value,
         "ortlaunch.run_dir": str(plan.run_dir),
@@ -140,19 +144,18 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     for path in plan.files.records:
         if path.exists():
             journal.artifact(path, ARTIFACT_FOLDER)
+    if plan.files.sources.exists():
+        journal.artifact(plan.files.sources, f"{ARTIFACT_FOLDER}/{plan.files.sources.name}")
 
 
-def say_notes(plan: LaunchPlan, config: Config) -> None:
+def say_notes(plan: LaunchPlan, config: RunConfig) -> None:
     """Says what the user may not mean, after all that could still refuse the run.
 
     That is why the backend is not ORT, if nobody chose it; that the warm-up does not end; that a resumed run goes on
     with other code, so that its numbers are of both.
     """
     notes = [] if plan.backend_reason is None else [plan.backend_reason]
-    warmup, steps = config.scheduler.warmup_steps, config.train.steps
-    if warmup >= steps:
-        least = f"scheduler.warmup_steps={warmup}: the learning rate does not reach optimizer.lr by train.steps={steps}"
-        notes.append(f"{least}, at which the run ends: lower scheduler.warmup_steps or raise train.steps")
+    notes += work_of(config).notes()
     if changed := other_code(plan.files, plan.attempt):
         notes.append(f"the run goes on with other code than before: {changed}")
     for note in notes:
@@ -192,7 +195,15 @@ def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:
     kept.mkdir(parents=True, exist_ok=True)
     files = plan.files
     scripts = {files.script_file((files.job() or {}).get("scheduler", "slurm"))}
-    of_attempt = (*scripts, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
+    of_attempt = (
+        *scripts,
+        files.job_file,
+        files.failures,
+        files.stacks,
+        files.sources,
+        files.stopped_file,
+        files.done_file,
+    )
     moved = {path: kept / path.name for path in (*files.records, *of_attempt, *files.torchrun_logs()) if path.exists()}
     for path, aside in moved.items():
         if path not in files.records or path == files.patch_file or not _link(path, aside):
@@ -210,7 +221,7 @@ def _link(path: Path, second: Path) -> bool:
     return True
 
 
-def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:
+def _repository_of(plan: LaunchPlan, config: RunConfig) -> Repository | None:
     """Returns the repository that ortlaunch was started in. Files that ortlaunch writes do not count as changes."""
     ours = [plan.run_dir.parents[1], *trackers.files(config)]
     return _repository_at(Path.cwd(), tuple(ours), int(time.monotonic() / _REPOSITORY_SECONDS))

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ortlaunch.config.schema import Config, LauncherConfig
+from ortlaunch.config.schema import AnyRun, LauncherConfig, RunConfig
 from ortlaunch.launch.jobs import FRESH_SECONDS, Jobs
 from ortlaunch.launch.plan import LaunchPlan, new_run
 
 if TYPE_CHECKING:
     from ortlaunch.run.sweep import Sweep
 
-Rule = Callable[[Config], None]
+Rule = Callable[[RunConfig], None]
 """A check that raises a RequestError for a configuration that cannot work."""
 
 
@@ -28,7 +28,7 @@ class PlannedRun:
     """One run of a sweep."""
 
     plan: LaunchPlan
-    config: Config
+    config: RunConfig
     overrides: list[str]
     """The overrides that make this run, for the record."""
 
@@ -58,19 +58,19 @@ class Launcher(ABC):
     start_rules: ClassVar[tuple[Rule, ...]] = ()
     """Checks of this machine, for a run that starts here."""
 
-    def settle(self, config: Config) -> Config:
+    def settle(self, config: AnyRun) -> AnyRun:
         """Returns the configuration with values that only the launcher can decide, such as that of ``device=auto``."""
         return config
 
     @abstractmethod
-    def workers_per_node(self, config: Config) -> int:
+    def workers_per_node(self, config: RunConfig) -> int:
         """Returns the number of workers on each machine."""
 
-    def new_run(self, config: Config) -> str:
+    def new_run(self, config: RunConfig) -> str:
         """Returns the unique identifier of a new run, ``<date>-<time>-<id>``."""
         return new_run()
 
-    def plan(self, config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+    def plan(self, config: RunConfig, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
         """Plans a run in a given folder; writes nothing.
 
         Args:
@@ -84,7 +84,7 @@ class Launcher(ABC):
         return LaunchPlan(run_dir, run_id, name, workers, attempt=attempt, nodes=config.launcher.nodes)
 
     @abstractmethod
-    def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
         """Runs a planned run to its end, or submits it. With ``launcher.dry_run=true`` it only shows what it would do.
 
         Args:
@@ -99,15 +99,15 @@ class Launcher(ABC):
             RequestError: it cannot be started.
         """
 
-    def resumed(self, config: Config, run_dir: Path) -> Config:
+    def resumed(self, config: AnyRun, run_dir: Path) -> AnyRun:
         """Returns the configuration of a run that is launched again in its folder."""
         return config
 
-    def keeps_record(self, config: Config) -> bool:
+    def keeps_record(self, config: RunConfig) -> bool:
         """Returns whether this process keeps the run's record. On the further machines of a run it does not."""
         return True
 
-    def finds_same_packages(self, config: Config) -> bool:
+    def finds_same_packages(self, config: RunConfig) -> bool:
         """Returns whether the workers' Python finds the same packages as this one."""
         return True
 
@@ -155,7 +155,7 @@ class QueueLauncher(Launcher):
         """
 
     @abstractmethod
-    def after(self, config: Config, job_ids: list[str]) -> Config:
+    def after(self, config: AnyRun, job_ids: list[str]) -> AnyRun:
         """Returns the configuration of a run whose job starts only after other jobs have succeeded.
 
         Args:

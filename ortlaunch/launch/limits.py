@@ -7,7 +7,7 @@ import re
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.config.devices import gpu_memory, resolve_device
-from ortlaunch.config.schema import Config, Device, LocalConfig, SlurmConfig
+from ortlaunch.config.schema import Device, LocalConfig, RunConfig, SlurmConfig
 
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 HERE = "free on this machine"
@@ -46,7 +46,7 @@ def parsed(text: str, key: str) -> int:
     return size
 
 
-def limit_of(config: Config) -> tuple[int | None, str]:
+def limit_of(config: RunConfig) -> tuple[int | None, str]:
     """Bytes of each machine of the run, or of each of its GPUs, and where they are from; None if that is not known."""
     launcher = config.launcher
     if resolve_device(config.device) is Device.cuda:

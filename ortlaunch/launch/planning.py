@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ortlaunch.config.schema import Config
-from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.plan import LaunchPlan, folder_name
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
 
 
-def make_plan(config: Config, backend_reason: str | None = None) -> LaunchPlan:
+def make_plan(config: RunConfig, backend_reason: str | None = None) -> LaunchPlan:
     """Plans a new run; writes nothing.
 
     Args:
@@ -28,12 +28,11 @@ def make_plan(config: Config, backend_reason: str | None = None) -> LaunchPlan:
     return dataclasses.replace(plan, backend_reason=backend_reason)
 
 
-def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+def plan_in(config: RunConfig, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
     """Plans a run of `config` in a given folder; the arguments are those of `Launcher.plan`."""
     return launcher_of(config).plan(config, run_dir, run_id, name, attempt)
 
 
-def default_name(config: Config) -> str:
-    """Returns a name made of model, backend, trainer and ZeRO stage, which distinguish most runs."""
-    trainer = trainer_of(config.trainer).run_suffix(config.trainer)
-    return f"{config.model.name}-{config.backend.name}-{trainer}"
+def default_name(config: RunConfig) -> str:
+    """Returns the name that a run has if it is given none."""
+    return work_of(config).name

@@ -19,7 +19,7 @@ from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import module_command
 from ortlaunch.config.load import save_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 
 REPORT, REFUSED = "report.json", "refused.txt"
 """Files that the process leaves in the folder: its report, or why it has refused the request."""
@@ -33,7 +33,7 @@ class ReportProcess:
     def __init__(
         self,
         verb: str,
-        config: Config,
+        config: RunConfig,
         variables: Mapping[str, str],
         *,
         words: Sequence[str] = (),
@@ -130,7 +130,7 @@ class ReportProcess:
 
 def report_of(
     verb: str,
-    config: Config,
+    config: RunConfig,
     variables: Mapping[str, str],
     *,
     status: str,

@@ -20,7 +20,7 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import module_command
 from ortlaunch.base.reading import read_tail
 from ortlaunch.config.load import save_config
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config, OrtConfig, RunConfig
 from ortlaunch.run.failure import Failure
 from ortlaunch.run.run import Run
 
@@ -106,19 +106,21 @@ def look_again(config: Config, variables: Mapping[str, str], number: int, log: s
     return Death(signal.Signals(number).name, str(note.get("during", "")) or during, **known)
 
 
-def is_worth_it(found: Failure, config: Config, run_dir: Path) -> bool:
+def is_worth_it(found: Failure, config: RunConfig, run_dir: Path) -> bool:
     """Whether a second look can say more: a defect has ended the worker under ONNX Runtime, before its first step."""
     has_stepped = bool(Run(run_dir).beat(found.rank).get("step"))
-    return isinstance(config.backend, OrtConfig) and found.ended_by in _DEFECTS and not has_stepped
+    is_ort = isinstance(config, Config) and isinstance(config.backend, OrtConfig)
+    return is_ort and found.ended_by in _DEFECTS and not has_stepped
 
 
-def explained(found: Failure, config: Config, variables: Mapping[str, str], run_dir: Path) -> Failure:
+def explained(found: Failure, config: RunConfig, variables: Mapping[str, str], run_dir: Path) -> Failure:
     """Returns a failed run's failure with the operator in which the worker was ended; for the others as `look_again`.
 
     Args:
-        found: the failure.
+        found: the failure; `is_worth_it` holds for it.
         run_dir: the run's folder.
     """
+    assert isinstance(config, Config)
     log = read_tail(Run(run_dir).rank_log(found.rank), _LOG_BYTES)
     death = look_again(config, variables, signal.Signals[found.ended_by], log)
     return found.explained(f"{death.where}: {death.remedy}") if death.during else found

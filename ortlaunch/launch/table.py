@@ -14,7 +14,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.launchers import announced_launchers, load_launcher
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.launcher import Launcher, QueueLauncher
 
 LAUNCHERS = {
@@ -24,7 +24,7 @@ LAUNCHERS = {
 """The class of each built-in launcher as MODULE:CLASS, imported when it is needed."""
 
 
-def launcher_of(config: Config) -> Launcher:
+def launcher_of(config: RunConfig) -> Launcher:
     """Returns the launcher that a configuration chooses.
 
     Raises:

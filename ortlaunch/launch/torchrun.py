@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 from ortlaunch.base.programs import module_command
-from ortlaunch.config.schema import Config, Device
-from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.schema import Device, RunConfig
 from ortlaunch.launch.allocator import allocator_variables
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.run import Run
 
 CPU_WORKERS = 2
 """Default number of workers on a machine without GPU: the smallest that makes a run distributed."""
 
 
-def workers_per_node(config: Config, device: Device, gpus: int, cores: int) -> int:
+def workers_per_node(config: RunConfig, device: Device, gpus: int, cores: int) -> int:
     """Returns the number of workers on each machine: the requested one, else one per GPU, or two without a GPU.
 
     Args:
@@ -24,14 +24,14 @@ def workers_per_node(config: Config, device: Device, gpus: int, cores: int) -> i
         gpus: GPUs of each machine.
         cores: CPU cores of each machine.
     """
-    if trainer_of(config.trainer).has_one_worker:
+    if work_of(config).one_worker:
         return 1
     if config.launcher.workers_per_node is not None:
         return config.launcher.workers_per_node
     return gpus if device is Device.cuda else min(CPU_WORKERS, cores)
 
 
-def threads_per_worker(config: Config, workers: int, cores: int) -> int:
+def threads_per_worker(config: RunConfig, workers: int, cores: int) -> int:
     """Returns the number of CPU threads of each worker: the requested one, else its share of the machine's cores.
 
     Args:
@@ -42,19 +42,21 @@ def threads_per_worker(config: Config, workers: int, cores: int) -> int:
     return config.launcher.threads or max(1, cores // workers)
 
 
-def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> list[str]:
+def torchrun(config: RunConfig, run_dir: Path, workers: int, options: list[str]) -> list[str]:
     """Returns the command that starts one machine's workers.
 
     Args:
+        config: the configuration.
         run_dir: the run folder.
-        nodes: number of machines of the run.
         workers: number of workers on each machine.
         options: further options of torchrun, such as those for the rendezvous and for restarts.
     """
+    work = work_of(config)
     return [
         *module_command("ortlaunch.launch.agent"),
+        *work.agent_options(Run(run_dir)),
         "torch.distributed.run",
-        f"--nnodes={nodes}",
+        f"--nnodes={config.launcher.nodes}",
         f"--nproc-per-node={workers}",
         "--rdzv-backend=c10d",
         # The workers write their logs themselves. By default torchrun would leave an empty folder in /tmp for each run.
@@ -64,11 +66,12 @@ def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> lis
         "--no-python",
         *module_command("ortlaunch.worker"),
         str(run_dir),
+        *work.command(),
     ]
 
 
 def worker_environment(
-    config: Config, device: Device, threads: int, run_dir: Path, interface: str | None
+    config: RunConfig, device: Device, threads: int, run_dir: Path, interface: str | None
 ) -> dict[str, str]:
     """Returns the variables that every worker gets in addition to those it inherits.
 
@@ -83,12 +86,8 @@ def worker_environment(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TOKENIZERS_PARALLELISM": "false",
+        **work_of(config).environment(Run(run_dir), config.experiment),
     }
-    if config.backend.name != "compile":
-        # DeepSpeed decorates one of its functions with torch.compile. Older versions of torch then start a pool of
-        # compile processes for every worker, one per core. With 0 the pool starts only when something is compiled.
-        variables["TORCH_WARM_POOL"] = os.environ.get("TORCH_WARM_POOL", "0")
     if interface is not None:
         # By default gloo finds its network card by the host's name, which often does not resolve.
         variables["GLOO_SOCKET_IFNAME"] = interface

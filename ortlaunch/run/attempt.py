@@ -1,4 +1,4 @@
-"""The line that begins an attempt's part of a log: ``--- attempt NUMBER on HOST at TIME, job ID``."""
+"""The line that begins an attempt's part of a log: ``--- attempt NUMBER on HOST at TIME[, job ID]``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def header() -> str:
     """The line for the attempt that this process belongs to."""
     attempt = int(os.environ.get("ORTLAUNCH_ATTEMPT", "0")) + 1
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    job = os.environ.get("ORTLAUNCH_JOB") or os.environ.get("SLURM_JOB_ID", "?")
-    return f"{_MARK}{attempt} on {socket.gethostname()} at {when}, job {job}"
+    job = os.environ.get("ORTLAUNCH_JOB") or os.environ.get("SLURM_JOB_ID")
+    return f"{_MARK}{attempt} on {socket.gethostname()} at {when}{f', job {job}' if job else ''}"
 
 
 class AttemptLog(NamedTuple):

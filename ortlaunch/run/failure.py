@@ -127,7 +127,9 @@ def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
         killed = _killed(run_dir, log)
         if killed is not None:
             return killed
-    return min(_all(run_dir), key=lambda failure: failure.time, default=None)
+    found = min(_all(run_dir), key=lambda failure: failure.time, default=None)
+    exited = (_exited(run_dir, log) for log in torchrun_logs if found is None)
+    return found or next((one for one in exited if one is not None), None)
 
 
 def _all(run_dir: Path) -> list[Failure]:
@@ -169,6 +171,21 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
         return None
     rank = candidates[0]
     return Failure(rank, attempt.host or socket.gethostname(), _killed_message(run_dir, rank, killed[rank]), False, 0.0)
+
+
+def _exited(run_dir: Path, torchrun_log: Path) -> Failure | None:
+    """The worker that torchrun saw first end with an exit code of its own, as a script does; None if there is none."""
+    attempt = last_attempt(read_tail(torchrun_log, _LOG_BYTES) if torchrun_log.is_file() else "")
+    report = attempt.text.rpartition("ChildFailedError")[2].rpartition("Root Cause")[2]
+    found = re.search(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(\d+)", report)
+    if found is None:
+        return None
+    rank = int(found[1])
+    log = Run(run_dir).rank_log(rank)
+    said = last_attempt(read_tail(log, _LOG_BYTES)).text if log.is_file() else ""
+    tail = without_secrets("\n".join(said.strip().splitlines()[-_READ_LINES:])).splitlines()[-_TAIL_LINES:]
+    text = "\n".join([f"the worker ended with exit code {found[2]}; the last lines of its log:", *tail])
+    return Failure(rank, attempt.host or socket.gethostname(), text, False, 0.0)
 
 
 def _reported_signals(log: str) -> dict[int, int]:

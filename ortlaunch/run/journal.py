@@ -120,6 +120,10 @@ class Journal:
         with suppress(OSError) if self._is_patient else nullcontext():
             os.fsync(self._fd)
 
+    def take(self, event: Event) -> None:
+        """Journals an event that another journal has."""
+        self._append(event)
+
     def close(self) -> None:
         """Closes the file. The journal takes no events afterwards."""
         os.close(self._fd)

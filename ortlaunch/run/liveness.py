@@ -15,7 +15,7 @@ from typing import Any
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.run import claim
-from ortlaunch.run.identity import Process, has_ended, is_pid
+from ortlaunch.run.identity import Process, has_ended, is_own, is_pid
 from ortlaunch.run.run import Run
 
 SILENT_SECONDS = 1800.0
@@ -108,7 +108,7 @@ def _have_lock(run: Run, wait_seconds: float) -> bool:
 
 def _give_signs(run: Run) -> bool:
     last_sign = 0.0
-    for rank in _ranks(run):
+    for rank in run.beating_ranks():
         beat = run.beat(rank)
         pid = beat.get("pid")
         process = Process(str(beat.get("host")), pid if is_pid(pid) else 0, 0, str(beat.get("machine") or ""))
@@ -124,13 +124,6 @@ def _give_signs(run: Run) -> bool:
     return last_sign > 0 and last_sign > (run.state().last_end or 0)
 
 
-def _ranks(run: Run) -> list[int]:
-    with suppress(OSError):
-        names = (path.stem.rpartition("-")[2] for path in run.health.glob("rank-*.json"))
-        return [int(name) for name in names if name.isdecimal()]
-    return []
-
-
 def _time(beat: dict[str, Any]) -> float:
     """The time of a worker's sign of life, in milliseconds since the epoch."""
     said = beat.get("time")
@@ -141,10 +134,14 @@ def is_worker_of(pid: int, run: Run) -> bool:
     """Whether the process is a worker of this run. A later process may have been given the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        # A worker that has become a script has another command.
+        own = Path(f"/proc/{pid}/environ").read_bytes() if is_own(pid) else b""
     except OSError:
         return False
     # Its launcher may have reached the folder through a link.
-    paths = (os.fsdecode(word) for word in command.split(b"\0") if word.startswith(b"/"))
+    variable = b"ORTLAUNCH_RUN_DIR="
+    places = [word.removeprefix(variable) for word in own.split(b"\0") if word.startswith(variable)]
+    paths = (os.fsdecode(word) for word in (*command.split(b"\0"), *places) if word.startswith(b"/"))
     folder = os.path.realpath(run.path)
     return not has_ended(pid) and any(os.path.realpath(path) == folder for path in paths)
 

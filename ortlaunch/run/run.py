@@ -85,6 +85,11 @@ class Run:
         return self.path / "git.patch"
 
     @property
+    def sources(self) -> Path:
+        """The folder of the user's own files that ran; absent for a training in ortlaunch's own loop."""
+        return self.path / "sources"
+
+    @property
     def records(self) -> tuple[Path, ...]:
         """The files that record what ran."""
         return (self.config_file, self.overrides_file, self.environment_file, self.packages_file, self.patch_file)
@@ -211,6 +216,17 @@ class Run:
         """A worker's latest sign of life."""
         return self.health / f"rank-{rank}.json"
 
+    def beating_ranks(self) -> list[int]:
+        """The workers that have left a sign of life."""
+        with suppress(OSError):
+            names = (path.stem.rpartition("-")[2] for path in self.health.glob("rank-*.json"))
+            return [int(name) for name in names if name.isdecimal()]
+        return []
+
+    def node_done_file(self, node: int) -> Path:
+        """Present when a script has ended in order on this node of several."""
+        return self.health / f"node-{node}.done"
+
     @property
     def logged(self) -> Path:
         """The folder of the texts and pictures that hooks log."""
@@ -265,6 +281,19 @@ class Run:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints; see `ortlaunch.run.checkpoints`."""
         return self.path / "checkpoints"
+
+    @property
+    def artifacts(self) -> Path:
+        """Folder of the files that a script has logged by MLflow."""
+        return self.path / "artifacts"
+
+    def spool_file(self, node: int) -> Path:
+        """What a script has logged on a further node of the run, as a journal that the first node takes over."""
+        return self.logs / f"spool-{node}.jsonl"
+
+    def spool_files(self) -> list[Path]:
+        """The spools of all further nodes."""
+        return sorted(self.logs.glob("spool-*.jsonl"))
 
     @property
     def weights(self) -> Path:

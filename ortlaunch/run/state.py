@@ -10,6 +10,8 @@ from ortlaunch.run.events import Event, Status
 
 STEPS_KEY = "train.steps"
 STATE_TAG = "ortlaunch.state"
+SCRIPT_TAG = "ortlaunch.script"
+"""The script that the workers run; absent for a training in ortlaunch's own loop."""
 REASON_TAG = "ortlaunch.requeue_reason"
 STOPPED_TAG = "ortlaunch.stopped_at_step"
 ENDED_TAG = "ortlaunch.ended_because"

@@ -19,7 +19,7 @@ from ortlaunch.base.secrets import hidden, is_hidden
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.hidden import carrier, check_whole
 from ortlaunch.config.load import first_line, to_dict, without_keys
-from ortlaunch.config.schema import Config, TrackingConfig
+from ortlaunch.config.schema import AnyRun, RunConfig, TrackingConfig
 from ortlaunch.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def configured(name: str, values: Mapping[str, Any]) -> Any:
         raise RequestError(f"{prefix}: {first_line(error)}") from error
 
 
-def chosen(config: Config) -> list[Any]:
+def chosen(config: RunConfig) -> list[Any]:
     """The typed configurations of the trackers that a run uses. The field `name` is the tracker's name.
 
     Raises:
@@ -145,7 +145,7 @@ def chosen(config: Config) -> list[Any]:
     return [*main, *(configured(name, values) for name, values in config.trackers.items())]
 
 
-def check(config: Config) -> None:
+def check(config: RunConfig) -> None:
     """Checks the configurations of the chosen trackers.
 
     Raises:
@@ -164,29 +164,29 @@ def check(config: Config) -> None:
             raise RequestError(f"{_prefix(cfg.name)}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def resolved(config: Config, cwd: Path) -> Config:
+def resolved(config: AnyRun, cwd: Path) -> AnyRun:
     """The configuration with absolute paths for the trackers."""
     return _with_trackers(config, [find(cfg.name).resolved(cfg, cwd) for cfg in chosen(config)])
 
 
-def public(config: Config) -> Config:
+def public(config: AnyRun) -> AnyRun:
     """The configuration without the trackers' credentials."""
     return _with_trackers(config, [find(cfg.name).public(cfg) for cfg in chosen(config)])
 
 
-def public_settings(config: Config) -> dict[str, Any]:
+def public_settings(config: RunConfig) -> dict[str, Any]:
     """The configuration as plain values, and without any secret: of the trackers and of all other keys."""
     settings: dict[str, Any] = hidden("", to_dict(public(config)))
     return settings
 
 
-def environment(config: Config) -> dict[str, str]:
+def environment(config: RunConfig) -> dict[str, str]:
     """The environment variables that pass the configuration's secrets to a job."""
     own = {name: text for cfg in chosen(config) for name, text in find(cfg.name).environment(cfg).items()}
     return own | carrier(to_dict(config), public_settings(config))
 
 
-def worker_environment(config: Config) -> dict[str, str]:
+def worker_environment(config: RunConfig) -> dict[str, str]:
     """The environment variable that passes the configuration's secrets to workers, which use no tracker."""
     settings = to_dict(config) | {"tracking": {}, "trackers": {}}
     return carrier(settings, hidden("", settings))
@@ -200,7 +200,7 @@ def restored(cfg: Any, carried: Mapping[str, str]) -> Any:
         return cfg  # The tracker is not installed here.
 
 
-def with_credentials(config: Config, carried: Mapping[str, str]) -> Config:
+def with_credentials(config: AnyRun, carried: Mapping[str, str]) -> AnyRun:
     """A run folder's configuration, with the trackers' credentials from environment variables.
 
     Args:
@@ -213,7 +213,7 @@ def with_credentials(config: Config, carried: Mapping[str, str]) -> Config:
     return _with_trackers(config, [restored(cfg, carried) for cfg in chosen(config)])
 
 
-def check_credentials(config: Config) -> None:
+def check_credentials(config: RunConfig) -> None:
     """Refuses a configuration from a run folder in which a credential is still hidden.
 
     Raises:
@@ -232,17 +232,17 @@ def check_credentials(config: Config) -> None:
     check_whole(to_dict(config))
 
 
-def files(config: Config) -> list[Path]:
+def files(config: RunConfig) -> list[Path]:
     """The files that the chosen trackers write outside the run folder."""
     return [path for cfg in chosen(config) for path in find(cfg.name).files(cfg)]
 
 
-def listing(config: Config) -> list[Any]:
+def listing(config: RunConfig) -> list[Any]:
     """The configurations of the chosen trackers that list runs, and so show queued runs and sweeps too."""
     return [cfg for cfg in chosen(config) if find(cfg.name).lists_runs]
 
 
-def compare_commands(config: Config, *words: str) -> list[str]:
+def compare_commands(config: RunConfig, *words: str) -> list[str]:
     """The commands that compare runs in their trackers.
 
     Args:
@@ -258,7 +258,7 @@ def flush_seconds(cfgs: list[Any]) -> float:
     return next((float(cfg.flush_seconds) for cfg in cfgs if cfg.name == MAIN), _FLUSH_SECONDS)
 
 
-def _with_trackers(config: Config, cfgs: list[Any]) -> Config:
+def _with_trackers(config: AnyRun, cfgs: list[Any]) -> AnyRun:
     """The configuration with other configurations of its trackers, as `chosen` returns them."""
     main = next((cfg for cfg in cfgs if cfg.name == config.tracking.name), config.tracking)
     others = {cfg.name: _plain(cfg) for cfg in cfgs if cfg is not main}

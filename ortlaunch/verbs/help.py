@@ -19,6 +19,7 @@ ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, reco
 
 Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
+  ortlaunch [KEY=VALUE ...] -- SCRIPT [ARGUMENTS]   launch a Python script of your own, or -- -m MODULE, unchanged
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
   ortlaunch estimate [KEY=VALUE ...]  how much memory a run needs, and whether it fits, before a run
   ortlaunch tune [KEY=VALUE ...]      find the fastest configuration that fits, by trials (--minutes 10)
@@ -49,6 +50,7 @@ Examples:
   ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
   ortlaunch model=gpt2 launcher=slurm optimizer.lr=1e-4,3e-4,1e-3 launcher.array_limit=2 --multirun
   ortlaunch model=gpt2 +after=1a2b3c
+  ortlaunch -m script.params.lr=1e-4,3e-4 -- train.py --lr '{{lr}}'
   ortlaunch compare --baseline gpt2-eager-ddp --html comparison.html
   ortlaunch bench model=gpt2_nano backend=eager,compile,ort trainer=ddp,deepspeed
 

@@ -10,7 +10,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, stopped_by
 from ortlaunch.base.text import say
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name, swept_words
-from ortlaunch.config.schema import Config, LocalConfig
+from ortlaunch.config.schema import LocalConfig, RunConfig
 from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
@@ -42,7 +42,7 @@ class Multirun:
         self._varied = varied
         self._kind = kind
         self._planned: list[PlannedRun] = []
-        self._first: Config | None = None
+        self._first: RunConfig | None = None
         self._sweep: Sweep | None = None
         self._name = ""
         self._failed: dict[str, str] = {}
@@ -71,7 +71,7 @@ class Multirun:
         """Keeps a combination that has failed for the summary."""
         self._failed[combination] = why
 
-    def take(self, config: Config, overrides: list[str], backend_reason: str | None = None) -> int:
+    def take(self, config: RunConfig, overrides: list[str], backend_reason: str | None = None) -> int:
         """Takes the next combination as `run` does, and notes its failure.
 
         Returns:
@@ -83,7 +83,7 @@ class Multirun:
         self.note_failure(self.combination(overrides), f"exit code {code}; see {self.run_dirs[-1]}")
         return DONE
 
-    def run(self, config: Config, overrides: list[str], backend_reason: str | None, name: str | None = None) -> int:
+    def run(self, config: RunConfig, overrides: list[str], backend_reason: str | None, name: str | None = None) -> int:
         """Runs the next combination here to its end, or keeps it for the queue.
 
         Args:
@@ -116,13 +116,13 @@ class Multirun:
                 self._record_runs()
             raise
 
-    def _check_launcher(self, config: Config) -> None:
+    def _check_launcher(self, config: RunConfig) -> None:
         """Refuses a combination whose launcher is not that of the combinations before it."""
         first = (self._first or config).launcher.name
         if first != config.launcher.name:
             raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
 
-    def _planned_run(self, config: Config, overrides: list[str], backend_reason: str | None) -> PlannedRun:
+    def _planned_run(self, config: RunConfig, overrides: list[str], backend_reason: str | None) -> PlannedRun:
         """Plans a combination as the next run of the sweep."""
         config, why = chosen(config)
         task = SweepTask(self._folder, len(self._planned))
@@ -170,7 +170,7 @@ class Multirun:
         return create_sweep(self._folder, self._name, self._first, self._arguments)
 
 
-def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:
+def combination_name(config: RunConfig, varied: list[str], overrides: list[str]) -> str:
     """Returns the name of one run of a grid: the run's own name, with the varied values that it does not show.
 
     Args:
@@ -183,7 +183,7 @@ def combination_name(config: Config, varied: list[str], overrides: list[str]) ->
     return run_name(config.name or default_name(config), keys, overrides)
 
 
-def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) -> Sweep:
+def create_sweep(folder: Path, name: str, config: RunConfig, arguments: list[str]) -> Sweep:
     """Makes a sweep's folder, which holds no credentials.
 
     Args:
@@ -197,7 +197,7 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
     return create(folder, name, config.experiment, public["tracking"], command, public["trackers"])
 
 
-def end_sweep(folder: Path, config: Config, statuses: set[str]) -> int:
+def end_sweep(folder: Path, config: RunConfig, statuses: set[str]) -> int:
     """Ends a sweep according to the ends of its runs, and sends this for at most the configured time.
 
     Args:
@@ -211,7 +211,7 @@ def end_sweep(folder: Path, config: Config, statuses: set[str]) -> int:
     return end_sweep_as(folder, config, marks_of(folder) | statuses)
 
 
-def end_sweep_as(folder: Path, config: Config, statuses: set[str]) -> int:
+def end_sweep_as(folder: Path, config: RunConfig, statuses: set[str]) -> int:
     """Ends a sweep with the worst of these statuses, however its runs have ended; otherwise like `end_sweep`."""
     with StopFlag() as stop:
         end(folder, statuses)

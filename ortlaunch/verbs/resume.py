@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
@@ -15,14 +14,13 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.base.ownership import require_own
-from ortlaunch.base.text import counted, say
+from ortlaunch.base.text import say
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.rules import runs_ort_here
 from ortlaunch.config.backends import require_ort
-from ortlaunch.config.load import first_line, load_config
-from ortlaunch.config.schema import GROUPS, Config
-from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.load import first_line, load_run_config
+from ortlaunch.config.schema import GROUPS, Config, RunConfig
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
@@ -30,6 +28,7 @@ from ortlaunch.launch.auto import chosen, recorded
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.work import work_of
 from ortlaunch.run import claim, manifest
 from ortlaunch.run.checkpoints import check_steps, step_of
 from ortlaunch.run.claim import Claim
@@ -41,8 +40,6 @@ from ortlaunch.run.run import Run, job_key
 from ortlaunch.run.state import RunState
 from ortlaunch.tracking import trackers
 
-_MOVABLE = ("path", "tokenizer", "workers")
-"""Keys of a data source that may change between two attempts: the data may have been moved to another place."""
 _REWRITTEN_SECONDS = 2.0
 """Within this time, a launcher has written the configuration that it has moved aside."""
 _HELP = """\
@@ -78,15 +75,18 @@ def resume(arguments: list[str]) -> int:
     # All that is read from here on must still hold when the run is claimed.
     known = claim.number(run)
     stored, config = _configurations(run, arguments[1:])
-    state, done = run.state(), stored.train.steps
+    state, before, work = run.state(), work_of(stored), work_of(config)
     keeps_record = launcher_of(config).keeps_record(config)
     if keeps_record:
         _check_ended(run.path, config.launcher.grace_seconds)
     launches = keeps_record and not config.launcher.dry_run
-    _check_work_left(run, state, done, config.train.steps)
-    if launches and _is_unsaid(run, state, done, config.train.steps):
-        return _close(run, done)
-    if checkpoint is not None and config.train.resume == "auto":
+    nothing_left = before.nothing_left(work)
+    if state.ended == "FINISHED" and nothing_left:
+        # It would make its last steps again.
+        raise RequestError(f"{run.path} {nothing_left}")
+    if launches and nothing_left and state.ended is None and run.is_done() and _would_begin_before(run, before.steps):
+        return _close(run)
+    if checkpoint is not None and isinstance(config, Config) and config.train.resume == "auto":
         check_steps(checkpoint, config.train.steps)
     # An earlier version chose in the workers. It may have been killed before, and a job before its workers started.
     config, why = chosen(config)
@@ -128,7 +128,7 @@ def _own_checkpoint(run: Run) -> Path | None:
     return checkpoint
 
 
-def _configurations(run: Run, words: list[str]) -> tuple[Config, Config]:
+def _configurations(run: Run, words: list[str]) -> tuple[RunConfig, RunConfig]:
     """Returns the run's stored configuration, and the one with which it is launched again.
 
     Raises:
@@ -138,42 +138,18 @@ def _configurations(run: Run, words: list[str]) -> tuple[Config, Config]:
     stored = recorded(trackers.with_credentials(_stored_config(run.path), os.environ), run)
     new = _changed(stored, words, run.path)
     trackers.check_credentials(new)
-    if runs_ort_here(new):
+    if isinstance(new, Config) and runs_ort_here(new):
         require_ort("resume: backend=ort, which the run keeps,", otherwise="")
     return stored, prepared(launcher_of(new).resumed(new, run.path))
 
 
-def _check_work_left(run: Run, state: RunState, done: int, steps: int) -> None:
-    """Refuses a run that has finished and is given no further steps, because it would train its last steps again.
-
-    Args:
-        run: the run.
-        state: what its journal says.
-        done: how many steps it was to make.
-        steps: how many it is to make now.
-
-    Raises:
-        RequestError: there is nothing to do.
-    """
-    if state.ended == "FINISHED" and steps <= done:
-        raise RequestError(
-            f"{run.path} has finished its {counted(done, 'step')}: give it more to do, for example "
-            f"train.steps={2 * done}"
-        )
-
-
-def _is_unsaid(run: Run, state: RunState, done: int, steps: int) -> bool:
-    """Whether all steps are done and only the end is not journalled; the arguments are those of `_check_work_left`."""
-    return state.ended is None and run.is_done() and steps <= done and _would_begin_before(run, done)
-
-
-def _planned(config: Config, run: Run, state: RunState) -> LaunchPlan:
+def _planned(config: RunConfig, run: Run, state: RunState) -> LaunchPlan:
     """Returns the plan of the run's next attempt. A run that was killed early has journalled neither id nor name."""
     run_id = state.run_id or RunKey.of_folder(run.path.name).run_id
     return plan_in(config, run.path, run_id, state.name or run.path.name, attempt=max(1, state.attempts))
 
 
-def _launched(run: Run, known: int, plan: LaunchPlan, config: Config, words: list[str]) -> int:
+def _launched(run: Run, known: int, plan: LaunchPlan, config: RunConfig, words: list[str]) -> int:
     """Launches the run while it is claimed, and returns its exit code.
 
     Args:
@@ -210,7 +186,7 @@ def _would_begin_before(run: Run, step: int) -> bool:
     return step_of(run.checkpoints / run.newest_checkpoint()) != step
 
 
-def _close(run: Run, steps: int) -> int:
+def _close(run: Run) -> int:
     """Journals the end of a run whose launcher was killed after the last step, and returns the exit code.
 
     Raises:
@@ -220,12 +196,8 @@ def _close(run: Run, steps: int) -> int:
 
     said = end_if_dead(run.path)
     if run.state().ended != "FINISHED":
-        raise RequestError(
-            f"{run.path} has finished its {counted(steps, 'step')}, but its end is not journalled: {said}"
-        )
-    text = (
-        f"{run.path} had finished its {counted(steps, 'step')} when its launcher was killed: its end is journalled now"
-    )
+        raise RequestError(f"{run.path} has finished, but its end is not journalled: {said}")
+    text = f"{run.path} had finished when its launcher was killed: its end is journalled now"
     say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
     return DONE
 
@@ -235,7 +207,7 @@ def _is_over(job: str, run: Run) -> bool:
     return job == job_key(run.job()) or not has_workers(run)
 
 
-def _stored_config(run_dir: Path) -> Config:
+def _stored_config(run_dir: Path) -> RunConfig:
     run = Run(run_dir)
     path = run.config_file
     # Without hard links, another launcher moves the files of the attempt before aside, and writes its own at once.
@@ -244,12 +216,12 @@ def _stored_config(run_dir: Path) -> Config:
         time.sleep(0.02)
     run.require(path)
     try:
-        return load_config(path)
+        return load_run_config(path)
     except (OmegaConfBaseException, KeyError, OSError) as error:
         raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def _changed(config: Config, words: list[str], run_dir: Path) -> Config:
+def _changed(config: RunConfig, words: list[str], run_dir: Path) -> RunConfig:
     """Returns the configuration with keys changed. By default it resumes from the newest checkpoint.
 
     Raises:
@@ -261,40 +233,17 @@ def _changed(config: Config, words: list[str], run_dir: Path) -> Config:
                 f"resume: {word}: a run keeps what it is made of; only single keys can change, such as train.steps"
             )
     has_checkpoint = bool(Run(run_dir).newest_checkpoint())
-    if has_checkpoint and config.train.resume != "auto":
+    if has_checkpoint and isinstance(config, Config) and config.train.resume != "auto":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
     new = changed(config, words, "resume")
-    for key, then, now in (*_identity(config, new), *(_state(config, new) if has_checkpoint else ())):
+    places = ((key, getattr(config, key), getattr(new, key)) for key in ("experiment", "run_root"))
+    for key, then, now in (*places, *work_of(config).identity(work_of(new), has_checkpoint=has_checkpoint)):
         if then != now:
             raise RequestError(
                 f"resume: {key}: a run keeps what it is made of ({then}): start a new run, from its weights by "
                 "ortlaunch export weights and model.weights"
             )
     return new
-
-
-def _identity(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
-    """Each key that says what and where a run is, with its value before and after the change."""
-    yield from ((key, getattr(old, key), getattr(new, key)) for key in ("experiment", "run_root"))
-    for key in ("name", "target", "params"):
-        yield f"model.{key}", getattr(old.model, key), getattr(new.model, key)
-    for group in GROUPS:
-        then, now = getattr(old, group), getattr(new, group)
-        yield f"{group}.name", getattr(then, "name", None), getattr(now, "name", None)
-
-
-def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
-    """Each key that the state in a checkpoint depends on, with its value before and after the change."""
-    for one in dataclasses.fields(old.data):
-        if one.name not in _MOVABLE:
-            yield f"data.{one.name}", getattr(old.data, one.name), getattr(new.data, one.name)
-    then, now = (trainer_of(config.trainer).checkpoint_kind(config.trainer) for config in (old, new))
-    yield "trainer", then, now
-    if trainer_of(old.trainer).keeps_precision:
-        yield "train.precision", old.train.precision.value, new.train.precision.value
-    before, after = old.optimizer.state_facts(), new.optimizer.state_facts()
-    yield from ((key, before.get(key), value) for key, value in after.items())
-    yield "seed", old.seed, new.seed
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ortlaunch
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.start import split_script
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from ortlaunch.compose.hydra_tree import MultirunTask
-    from ortlaunch.config.schema import Config
+    from ortlaunch.config.schema import RunConfig
     from ortlaunch.verbs.multirun import Multirun
 
 
@@ -28,19 +31,24 @@ def main(arguments: list[str]) -> int:
     Raises:
         RequestError: a combination does not compose, or was refused.
     """
-    if {"-h", "--help"} & set(arguments):
+    before, script = split_script(arguments)
+    if {"-h", "--help"} & set(before):
         from ortlaunch.verbs.help import help_text
 
         print(help_text())
         return exit_codes.DONE
-    if "--version" in arguments:
+    if "--version" in before:
         print(f"ortlaunch {ortlaunch.__version__}")
         return exit_codes.DONE
     from ortlaunch.compose.sweep_folder import discard, sweep_folder
 
-    words, after = _split_after(arguments)
+    if script == []:
+        raise RequestError("--: no script follows: ortlaunch [KEY=VALUE ...] -- train.py ARGUMENTS")
+    words, after = _split_after(before)
+    if script is not None:
+        _check_keys(words)
     try:
-        return _Launches(arguments, words, after).run()
+        return _Launches(arguments, words, after, script).run()
     finally:
         discard(sweep_folder())
 
@@ -52,16 +60,18 @@ class _Launches:
     would put its own text before it.
     """
 
-    def __init__(self, arguments: list[str], words: list[str], after: list[str]) -> None:
+    def __init__(self, arguments: list[str], words: list[str], after: list[str], script: list[str] | None) -> None:
         """
         Args:
             arguments: the command line after ``ortlaunch``.
             words: Hydra's part of it.
             after: the runs that must finish first.
+            script: the script that the workers run, and its arguments; None for a training in ortlaunch's own loop.
         """
         self._arguments = arguments
         self._words = words
         self._after = after
+        self._script = script
         self._code = 0
         self._error: RequestError | None = None
         self._multirun: Multirun | None = None
@@ -72,10 +82,11 @@ class _Launches:
         Raises:
             RequestError: a combination does not compose, or was refused.
         """
+        from ortlaunch.compose.composing import CONFIG, SCRIPT
         from ortlaunch.compose.hydra_tree import run_with_hydra
 
         try:
-            run_with_hydra(self._words, self)
+            run_with_hydra(self._words, self, CONFIG if self._script is None else SCRIPT)
         except RequestError as error:
             self._error = self._error or error
         except KeyboardInterrupt:
@@ -88,7 +99,7 @@ class _Launches:
     def __call__(self, tree: DictConfig) -> None:
         from ortlaunch.compose.hydra_tree import backend_reason, multirun_task
         from ortlaunch.compose.prepare import prepared
-        from ortlaunch.config.load import to_config
+        from ortlaunch.config.load import to_run_config
         from ortlaunch.run.sweep import hide_in_hydras_file
 
         if self._code or self._error is not None:
@@ -97,7 +108,7 @@ class _Launches:
         if task is not None and self._multirun is None:
             hide_in_hydras_file(task.folder)
         try:
-            config = prepared(to_config(tree))
+            config = prepared(self._with_script(to_run_config(tree)))
             if self._after:
                 from ortlaunch.follow.after import after
 
@@ -110,6 +121,14 @@ class _Launches:
             else:
                 self._multirun.note_failure(self._multirun.combination(task.overrides), str(error))
 
+    def _with_script(self, config: RunConfig) -> RunConfig:
+        from ortlaunch.config.schema import ScriptRun
+
+        if self._script is None or not isinstance(config, ScriptRun):
+            return config
+        script = dataclasses.replace(config.script, command=self._script, folder=str(Path.cwd()))
+        return dataclasses.replace(config, script=script)
+
     def _close(self) -> int:
         if self._multirun is not None and (self._error is None or self._multirun.has_run):
             self._code = self._multirun.close(self._code or (exit_codes.REQUEST if self._error else exit_codes.DONE))
@@ -117,7 +136,7 @@ class _Launches:
             raise self._error
         return self._code
 
-    def _launch(self, config: Config, reason: str | None) -> int:
+    def _launch(self, config: RunConfig, reason: str | None) -> int:
         from ortlaunch.launch.auto import chosen
         from ortlaunch.launch.planning import make_plan
         from ortlaunch.launch.table import launcher_of
@@ -127,12 +146,25 @@ class _Launches:
         config, why = chosen(config)
         return launcher_of(config).submit(make_plan(asked, why or reason), config, self._arguments)
 
-    def _next_of_sweep(self, config: Config, task: MultirunTask, reason: str | None) -> int:
+    def _next_of_sweep(self, config: RunConfig, task: MultirunTask, reason: str | None) -> int:
         if self._multirun is None:
             from ortlaunch.verbs.multirun import Multirun
 
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
         return self._multirun.take(config, task.overrides, reason)
+
+
+def _check_keys(words: list[str]) -> None:
+    """Refuses keys of ortlaunch's own loop beside a script, which has a loop of its own."""
+    from ortlaunch.config.schema import Config, RunConfig
+
+    of_loop = Config.__dataclass_fields__.keys() - RunConfig.__dataclass_fields__.keys()
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0].partition(".")[0]
+        if key in of_loop and not word.startswith("-"):
+            raise RequestError(
+                f"{word}: {key} is a key of ortlaunch's own loop: give the script what it takes, after --"
+            )
 
 
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -46,6 +46,7 @@ def page() -> str:
             parts.append(_table(node, f"{group}.", without=_base_of(options)))
         if group == "tracking":
             parts += _trackers()
+    parts += ["## script\n", f"{_summary(schema.ScriptConfig)}\n", _table(schema.ScriptConfig, "script.")]
     return "\n".join(part for part in parts if part)
 
 
@@ -123,7 +124,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
         value = value.name
     elif value is None or isinstance(value, bool):
         value = {None: "null", True: "true", False: "false"}[value]
-    elif value in ([], {}):
+    elif value in ([], {}, ""):
         return "none"
     return f"`{value}`"
 

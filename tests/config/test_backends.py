@@ -20,7 +20,7 @@ from ortlaunch.export.verify_command import main as verify
 from ortlaunch.launch import folder
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.launch.slurm import fitness
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from tests.support.cli import answer
@@ -129,9 +129,9 @@ def test_nodes_with_a_python_of_their_own_are_asked_there(monkeypatch: pytest.Mo
     for word in ("launcher.python=/opt/python3.11", "launcher.container.image=image.sqsh"):
         config = to_config(compose_with_reason(["backend=ort", "launcher=slurm", word])[0])
         check(config)
-        assert fitness._missing_backend(config) == ["backend=ort needs onnxruntime-training, which is not here"]
+        assert work_of(config).missing_here() == ["backend=ort needs onnxruntime-training, which is not here"]
     pretend_ort(monkeypatch)
-    assert fitness._missing_backend(config) == []
+    assert work_of(config).missing_here() == []
 
 
 @pytest.mark.parametrize(("warmup", "said"), [(9, ""), (10, "scheduler.warmup_steps=10"), (200, "train.steps=10,")])

@@ -25,7 +25,7 @@ class Sweep:
 @pytest.mark.parametrize("has_run", [True, False], ids=["on this machine", "in a queue"])
 def test_an_interrupt_between_two_runs_ends_their_sweep(monkeypatch: pytest.MonkeyPatch, has_run: bool) -> None:
     """MLflow would show it as running for ever. What is only planned is not submitted."""
-    launches: Any = _Launches([], [], [])
+    launches: Any = _Launches([], [], [], None)
     sweep = Sweep(has_run)
 
     def interrupted(*_: object) -> NoReturn:

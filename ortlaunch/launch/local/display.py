@@ -34,6 +34,7 @@ class Display:
         self._plan = part.plan
         self._threads = part.threads
         self._steps = steps
+        self._of = f"/{steps}" if steps else ""
         self._device = device
         self._state = RunState()
         self._looked = 0.0
@@ -57,7 +58,8 @@ class Display:
         machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
         self._print(f"ortlaunch: {plan.name} on {self._device}, {machines}{workers}")
         self._print(f"run folder: {plan.run_dir}")
-        if self._console.is_terminal:
+        # Without a number of steps there is nothing to fill a bar with.
+        if self._console.is_terminal and self._steps:
             self._progress = Progress(
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
                 # The bar takes the width that the figures and the time left do not use: little on 80 columns.
@@ -79,13 +81,13 @@ class Display:
             return
         step, values = event.step, event.values
         if "eval/loss" in values:
-            self._print(f"step {step}/{self._steps}  {describe_evaluation(values)}")
+            self._print(f"step {step}{self._of}  {describe_evaluation(values)}")
         if not event.is_log_step:
             return
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, description=describe_step(values))
         else:
-            self._print(f"step {step}/{self._steps}  {describe_step(values)}")
+            self._print(f"step {step}{self._of}  {describe_step(values)}")
 
     def look(self) -> None:
         """Moves the bar between two log steps, by the step in the first worker's heartbeat file."""

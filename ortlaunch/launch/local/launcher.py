@@ -8,12 +8,13 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.devices import resolve_device, usable_cores, visible_gpus
-from ortlaunch.config.schema import Config, LocalConfig
+from ortlaunch.config.schema import AnyRun, LocalConfig, RunConfig
 from ortlaunch.launch.launcher import Launcher
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES, LOCAL_START_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import threads_per_worker, torchrun, worker_environment, workers_per_node
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
 
 
@@ -26,15 +27,15 @@ class LocalLauncher(Launcher):
     rules = LOCAL_RULES
     start_rules = LOCAL_START_RULES
 
-    def workers_per_node(self, config: Config) -> int:
+    def workers_per_node(self, config: RunConfig) -> int:
         """Returns the number of workers on this machine."""
         return workers_per_node(config, resolve_device(config.device), visible_gpus(), usable_cores())
 
-    def new_run(self, config: Config) -> str:
+    def new_run(self, config: RunConfig) -> str:
         """Returns ``launcher.run``, which the first of several machines has chosen; without it a new identifier."""
         return _keys(config).run or new_run()
 
-    def plan(self, config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+    def plan(self, config: RunConfig, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
         """Plans a run like `Launcher.plan`.
 
         Raises:
@@ -45,7 +46,7 @@ class LocalLauncher(Launcher):
             raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: continue it with ortlaunch resume")
         return super().plan(config, run_dir, run_id, name, attempt)
 
-    def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
         """Runs this machine's part of the run to its end, or shows it for a dry run."""
         keys = _keys(config)
         if keys.dry_run and keys.nodes > 1:
@@ -59,7 +60,7 @@ class LocalLauncher(Launcher):
 
         return run(part, config, arguments)
 
-    def resumed(self, config: Config, run_dir: Path) -> Config:
+    def resumed(self, config: AnyRun, run_dir: Path) -> AnyRun:
         """Returns the configuration with ``launcher.run`` set, by which several machines identify the run."""
         keys = _keys(config)
         if keys.nodes == 1:
@@ -67,12 +68,12 @@ class LocalLauncher(Launcher):
         run = str(RunKey.of_folder(run_dir.name))
         return dataclasses.replace(config, launcher=dataclasses.replace(keys, run=run))
 
-    def keeps_record(self, config: Config) -> bool:
+    def keeps_record(self, config: RunConfig) -> bool:
         """Returns whether this is the run's first machine."""
         return _keys(config).node_rank == 0
 
 
-def node_part(plan: LaunchPlan, config: Config) -> NodePart:
+def node_part(plan: LaunchPlan, config: RunConfig) -> NodePart:
     """Returns this machine's part of a run.
 
     Raises:
@@ -83,12 +84,13 @@ def node_part(plan: LaunchPlan, config: Config) -> NodePart:
     threads = threads_per_worker(config, plan.workers, usable_cores())
     options = [*machines.rendezvous(keys, plan.run_id), f"--max-restarts={keys.max_restarts}"]
     start = Start(
-        torchrun(plan.run_dir, keys.nodes, plan.workers, options),
-        worker_environment(config, device, threads, plan.run_dir, machines.network_interface(keys)),
+        torchrun(config, plan.run_dir, plan.workers, options),
+        worker_environment(config, device, threads, plan.run_dir, machines.network_interface(keys))
+        | ({"ORTLAUNCH_ATTEMPT": str(plan.attempt)} if work_of(config).counts_launches else {}),
     )
     return NodePart(plan, keys.node_rank, threads, start)
 
 
-def _keys(config: Config) -> LocalConfig:
+def _keys(config: RunConfig) -> LocalConfig:
     assert isinstance(config.launcher, LocalConfig)
     return config.launcher

@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import AutoConfig, Config, LocalConfig
+from ortlaunch.base.start import split_script
+from ortlaunch.config.schema import AutoConfig, Config, LocalConfig, RunConfig
 from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 
@@ -19,7 +20,7 @@ JOIN_SECONDS = 900
 """How long the machines wait for each other. A user types the command on each of them, which takes time."""
 
 _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root", "--multirun", "-m")
-_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name")
+_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name", "script.folder")
 
 
 def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
@@ -32,9 +33,13 @@ def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: li
         arguments: the command line that was typed on one of them.
     """
     resumes = arguments[:1] == ["resume"]
-    kept = [argument for argument in arguments if argument.partition("=")[0] not in _OWN_KEYS]
+    words, script = split_script(arguments)
+    kept = [word for word in words if word.partition("=")[0] not in _OWN_KEYS]
     place = [] if resumes else [f"run_root={run_root.absolute()}", f"launcher.run={run}"]
-    return [shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}"]) for rank in range(launcher.nodes)]
+    last = [] if script is None else ["--", *script]
+    return [
+        shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}", *last]) for rank in range(launcher.nodes)
+    ]
 
 
 def dry_run(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> str:
@@ -95,7 +100,7 @@ def local_address(launcher: LocalConfig) -> str:
         ) from error
 
 
-def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_SECONDS) -> None:
+def wait_for_first(run_dir: Path, config: RunConfig | None, seconds: float = JOIN_SECONDS) -> None:
     """Waits on a further machine until the first one has written the run folder.
 
     Args:
@@ -118,7 +123,7 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
     if config is None:
         return
     asked, settings = first.settings(), trackers.public_settings(config)
-    if isinstance(config.backend, AutoConfig):
+    if isinstance(config, Config) and isinstance(config.backend, AutoConfig):
         # The first machine has decided.
         settings["backend"] = asked.get("backend")
     if keys := differing(asked, settings):

@@ -7,11 +7,11 @@ import re
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import counted
 from ortlaunch.config.devices import resolve_device, visible_gpus
-from ortlaunch.config.schema import Config, Device, LocalConfig
+from ortlaunch.config.schema import Device, LocalConfig, RunConfig
 from ortlaunch.launch.launcher import Rule
 
 
-def _gpus(config: Config) -> None:
+def _gpus(config: RunConfig) -> None:
     wanted = config.launcher.workers_per_node
     if resolve_device(config.device) is not Device.cuda:
         return
@@ -25,7 +25,7 @@ def _gpus(config: Config) -> None:
         )
 
 
-def _machines(config: Config) -> None:
+def _machines(config: RunConfig) -> None:
     launcher = config.launcher
     assert isinstance(launcher, LocalConfig)
     if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):

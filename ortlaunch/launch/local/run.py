@@ -20,7 +20,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import size_of
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
+from ortlaunch.config.schema import LocalConfig, RunConfig
 from ortlaunch.launch import second_look
 from ortlaunch.launch.auto import keep_rate
 from ortlaunch.launch.folder import journal_start, restore_configuration, say_notes, write_run_folder, written
@@ -31,7 +31,9 @@ from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.outages import Outages, told_of_wait
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
+from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.stalls import Stalls
+from ortlaunch.launch.work import work_of
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.claim import Claim
@@ -52,7 +54,7 @@ _ROOM_BYTES = 4096
 """A disk with less room takes no file."""
 
 
-def run(part: NodePart, config: Config, arguments: list[str]) -> int:
+def run(part: NodePart, config: RunConfig, arguments: list[str]) -> int:
     """Runs this machine's part of a run to its end; the first of several machines keeps the record.
 
     Args:
@@ -94,7 +96,7 @@ class _Attempt:
     """One attempt of a run that this process has claimed, on the machine that keeps the record."""
 
     part: NodePart
-    config: Config
+    config: RunConfig
     arguments: list[str]
     started: float
     journal: Journal
@@ -104,7 +106,7 @@ class _Attempt:
     def run(self) -> int:
         """Runs the workers to their end, journals and sends how they ended, and prints it; returns the exit code."""
         part, plan, config, begun = self.part, self.part.plan, self.config, time.monotonic()
-        display = Display(part, config.train.steps, resolve_device(config.device).value)
+        display = Display(part, work_of(config).steps, resolve_device(config.device).value)
         for line in _lines_for_others(plan, config, self.arguments):
             display.line(line)
         if self.journal.problem:
@@ -202,11 +204,11 @@ def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
         return None
 
 
-def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
+def _run_further_machine(part: NodePart, config: RunConfig, started: float) -> int:
     """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
-    display = Display(part, config.train.steps, resolve_device(config.device).value)
+    display = Display(part, work_of(config).steps, resolve_device(config.device).value)
     with StopFlag() as stop:
         outcome = _run_workers(part, config, display, started, None, None, stop)
     if outcome.failure is not None:
@@ -217,7 +219,7 @@ def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
 
 def _run_workers(
     part: NodePart,
-    config: Config,
+    config: RunConfig,
     display: Display,
     started: float,
     relay: Relay | None,
@@ -241,7 +243,7 @@ def _run_workers(
         if relay is not None:
             relay.start()
         outages = None if relay is None else Outages(part.plan.files, relay)
-        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, outages, offset)
+        code = _watch(group, stop, part.plan, display, config, own_claim, outages, offset)
         if outages is not None:
             outages.end()
         # Workers that are ended before their first step, or by this launcher, fail because of that.
@@ -274,7 +276,7 @@ def _note_stop_before_step(part: NodePart) -> None:
         plan.files.note_stopped(stopped)
 
 
-def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:
+def _lines_for_others(plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> list[str]:
     """Returns the commands for the other machines, if the user has not seen them yet."""
     launcher = config.launcher
     assert isinstance(launcher, LocalConfig)
@@ -310,7 +312,7 @@ def _watch(
     stop: StopFlag,
     plan: LaunchPlan,
     display: Display,
-    launcher: LauncherConfig,
+    config: RunConfig,
     own_claim: Claim | None,
     outages: Outages | None,
     offset: int,
@@ -323,8 +325,9 @@ def _watch(
         RequestError: another launcher has taken the run over; nothing more is written.
     """
     gone = Presence(plan.files)
-    stopping = _Stopping(group, stop, plan, display, launcher)
+    stopping = _Stopping(group, stop, plan, display, config)
     stalls = Stalls(plan.files) if own_claim is not None else None
+    samples = Samples(plan.files) if own_claim is not None else None
     while True:
         # torchrun is polled before its output is read, so that all output from before its end is shown below.
         code = group.poll()
@@ -333,10 +336,12 @@ def _watch(
             group.kill()
             raise RequestError(f"{_taken_over(plan)}; its workers here are ended")
         if code is not None:
+            if samples is not None:
+                samples.journal()
             return code
         if gone.is_over():
             return exit_codes.FAILED
-        for watch in (stalls, outages):
+        for watch in (stalls, samples, outages):
             for line in watch.look() if watch is not None else []:
                 display.line(line)
         stopping.act()
@@ -364,13 +369,14 @@ class _Stopping:
     """Ends the workers: on request after a checkpoint, and at once on a second request or when it takes too long."""
 
     def __init__(
-        self, group: WorkerGroup, stop: StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig
+        self, group: WorkerGroup, stop: StopFlag, plan: LaunchPlan, display: Display, config: RunConfig
     ) -> None:
         self._group = group
         self._stop = stop
         self._plan = plan
         self._display = display
-        self._launcher = launcher
+        self._launcher = config.launcher
+        self._work = work_of(config)
         self._deadline: float | None = None
         """When the workers are ended, on the monotonic clock; None before a request, infinite once it has passed."""
 
@@ -388,7 +394,7 @@ class _Stopping:
 
     def _ask(self) -> float:
         """Passes on the first request to stop; returns the seconds after which the workers are ended."""
-        if not self._display.trains:
+        if not (self._display.trains or self._work.stops_before_first_step):
             self._display.line("stopping the workers (again to stop them at once)")
             return 0.0
         # torchrun would pass a signal on and then end the workers while they write their checkpoint.
@@ -397,7 +403,7 @@ class _Stopping:
         except OSError as error:
             self._display.line(f"stopping the workers without a checkpoint ({error.strerror})")
             return 0.0
-        self._display.line("finishing the step and writing a checkpoint (again to stop at once)")
+        self._display.line(f"{self._work.stopping} (again to stop at once)")
         return self._launcher.grace_seconds
 
 
@@ -456,13 +462,15 @@ def _is_full(folder: Path) -> bool:
 
 
 def _record(
-    plan: LaunchPlan, config: Config, sent: RelayResult, outcome: Outcome, *, has_trained: bool
+    plan: LaunchPlan, config: RunConfig, sent: RelayResult, outcome: Outcome, *, has_trained: bool
 ) -> list[tuple[str, str]]:
     if outcome.is_gone:
         return []
     lines = [("run folder", str(plan.run_dir))]
     if outcome.status != "FINISHED" and plan.files.newest_checkpoint():
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
+    elif outcome.status != "FINISHED" and work_of(config).counts_launches:
+        lines.append(("run again", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     elif outcome.status == "KILLED" and has_trained:
         lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
     for one in sent.sinks:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.config.load import load_config, save_config
-from ortlaunch.config.schema import AutoConfig
+from ortlaunch.config.load import load_run_config, save_config
+from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.launch.auto import decided, keep_rate, recorded
 from ortlaunch.launch.folder import restore_configuration
 from ortlaunch.launch.queue import history
@@ -23,6 +23,7 @@ from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD, Facts, Verdict, judge
+from ortlaunch.launch.work import work_of
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.events import Status
 from ortlaunch.run.goodput import journal_goodput
@@ -132,12 +133,13 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
 
 def _decide_backend(run: Run) -> None:
     """Decides what ``backend=auto`` is in this run, before its workers start, for those of all nodes."""
-    stored = load_config(run.config_file)
-    if not isinstance(stored.backend, AutoConfig):
+    stored = load_run_config(run.config_file)
+    if not (isinstance(stored, Config) and isinstance(stored.backend, AutoConfig)):
         return
     config, why = recorded(stored, run), "backend=auto keeps what the run has begun with"
     if isinstance(config.backend, AutoConfig):
-        config, why = decided(config)
+        backend, why = decided(config)
+        config = dataclasses.replace(config, backend=backend)
     save_config(trackers.public(config), run.config_file)
     print(why, file=sys.stderr, flush=True)
     run.journal().tags({"ortlaunch.backend": config.backend.name, "ortlaunch.backend_reason": why})
@@ -184,7 +186,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
     if lost or verdict.is_crash or verdict.status == "FAILED":
         verdict = _with_failure(run_dir, verdict, journal, unfit)
     past = history.load(run_dir)
-    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=Run(run_dir).newest_checkpoint())
+    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=_progress(Run(run_dir)))
     with _said_where_full("the history"):
         history.save(run_dir, past)
     if verdict.status is None:
@@ -205,7 +207,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         with suppress(OSError):  # It reads the journal.
             journal_goodput(journal)
             if verdict.status == "FINISHED":
-                keep_rate(load_config(Run(run_dir).config_file), Run(run_dir))
+                keep_rate(load_run_config(Run(run_dir).config_file), Run(run_dir))
         journal.end(verdict.status)
         claim.release_of(Run(run_dir), job, journal.unwritten_end)
         with _said_where_full("the sweep's folder"):
@@ -256,7 +258,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[
         signals: as in `Facts`.
     """
     run = Run(run_dir)
-    config = load_config(run.config_file)
+    config = load_run_config(run.config_file)
     job, past = launcher.own_job(), history.load(run_dir)
     is_done, stopped = run.is_done(), run.stopped()
     answer = None if is_done else launcher.own_state()
@@ -274,11 +276,18 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[
         is_preempted=answer is not None and answer.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
-        without_checkpoint=past.without_checkpoint(job.job_id, run.newest_checkpoint()),
+        without_checkpoint=past.without_checkpoint(job.job_id, _progress(run)),
         requeue_limit=launcher.requeue_limit(config),
         scheduler=launcher.title,
         starter=launcher.starter,
     )
+
+
+def _progress(run: Run) -> str:
+    """What the run has to go on from. A run whose configuration cannot be read has nothing."""
+    with suppress(RequestError, FileNotFoundError):
+        return work_of(load_run_config(run.config_file)).progress(run)
+    return ""
 
 
 def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, unfit: str) -> Verdict:

@@ -20,8 +20,8 @@ from ortlaunch.base import exit_codes, last_resort, output
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
-from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.load import load_run_config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.outages import Outages
 from ortlaunch.launch.plan import Start
@@ -31,6 +31,7 @@ from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
+from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.stalls import Stalls
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
@@ -64,20 +65,20 @@ def main() -> int:
     return code
 
 
-def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
+def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, RunConfig]:
     """Returns the launcher of a run and its configuration.
 
     Raises:
         RequestError: the launcher is not installed here, or has no jobs.
     """
-    config = load_config(Run(run_dir).config_file)
+    config = load_run_config(Run(run_dir).config_file)
     launcher = launcher_of(config)
     if not isinstance(launcher, BatchLauncher):
         raise RequestError(f"{run_dir}: launcher={launcher.name} does not run in jobs")
     return launcher, config
 
 
-def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
+def run_job(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> int:
     """Runs the attempts of a run that this job can make.
 
     Returns:
@@ -139,7 +140,7 @@ class _Signals:
         return self._since is not None and time.monotonic() > self._since + seconds
 
 
-def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
+def _workers(launcher: BatchLauncher, config: RunConfig, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
     """Runs the workers to their end, and sends what they journal to the trackers.
 
     Returns:
@@ -152,7 +153,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
     gone = Presence(Run(run_dir))
-    stalls = Stalls(Run(run_dir))
+    stalls, samples = Stalls(Run(run_dir)), Samples(Run(run_dir))
     outages = None if relay is None else Outages(Run(run_dir), relay)
     try:
         if relay is not None:
@@ -162,7 +163,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
                 raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
             absent = outages.look() if outages is not None else []
-            for line in [*group.lines(), *stalls.look(), *absent]:
+            for line in [*group.lines(), *stalls.look(), *samples.look(), *absent]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
@@ -170,6 +171,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
             group.wait(_POLL_SECONDS)
     finally:
         group.kill()
+    samples.journal()
     if outages is not None:
         outages.end()
     return (1 if code is None else code), relay

@@ -19,7 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.base.files import replace
 from ortlaunch.base.text import counted
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.folder import journal_start, say_notes, write_run_folder, written
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
@@ -46,18 +46,18 @@ class BatchLauncher(QueueLauncher):
     # These methods run in the command that submits.
 
     @abstractmethod
-    def script(self, plan: LaunchPlan, config: Config) -> str:
+    def script(self, plan: LaunchPlan, config: RunConfig) -> str:
         """Returns the script for one run."""
 
     @abstractmethod
-    def enqueue(self, path: Path, config: Config) -> Ticket:
+    def enqueue(self, path: Path, config: RunConfig) -> Ticket:
         """Submits a script.
 
         Raises:
             RequestError: the scheduler refuses it; the message gives the reason in plain words.
         """
 
-    def ask(self, script: str, config: Config) -> None:
+    def ask(self, script: str, config: RunConfig) -> None:
         """Asks the scheduler whether it would take a script, before anything is written.
 
         Raises:
@@ -65,15 +65,15 @@ class BatchLauncher(QueueLauncher):
         """
         return
 
-    def request(self, config: Config) -> list[tuple[str, str]]:
+    def request(self, config: RunConfig) -> list[tuple[str, str]]:
         """Returns what the job asks for, as labels and texts that a dry run prints."""
         return []
 
-    def environment(self, config: Config) -> dict[str, str]:
+    def environment(self, config: RunConfig) -> dict[str, str]:
         """Returns the environment of the scheduler's program, which passes it on to the job."""
         return dict(os.environ) | trackers.environment(config)
 
-    def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
         """Submits a run, or shows its script for a dry run."""
         script = self.script(plan, config)
         if config.launcher.dry_run:
@@ -126,7 +126,7 @@ class BatchLauncher(QueueLauncher):
         self.say_sweep(sweep, f"{made.name} is in the queue as jobs {jobs}", made.run_id, said)
         return DONE
 
-    def show(self, script: str, plan: LaunchPlan, config: Config, places: list[tuple[str, str]]) -> None:
+    def show(self, script: str, plan: LaunchPlan, config: RunConfig, places: list[tuple[str, str]]) -> None:
         """Prints a script to standard output, so that it can go into a file, and what it asks for to standard error.
 
         Args:
@@ -174,7 +174,7 @@ class BatchLauncher(QueueLauncher):
         replace(path, script.encode(), 0o755)
         return path
 
-    def give_up(self, runs: list[Path], config: Config) -> None:
+    def give_up(self, runs: list[Path], config: RunConfig) -> None:
         """Journals the failure of runs whose jobs were refused; the last of them also ends their sweep."""
         over = []
         for run_dir in runs:
@@ -225,15 +225,15 @@ class BatchLauncher(QueueLauncher):
         """Asks the scheduler to queue the job again with the same folder and id; returns False if it refuses."""
         return False
 
-    def requeue_limit(self, config: Config) -> int:
+    def requeue_limit(self, config: RunConfig) -> int:
         """Returns how often in a row a run may come back from the queue without a new checkpoint."""
         return 3
 
-    def on_each_node(self, config: Config, command: list[str]) -> list[str]:
+    def on_each_node(self, config: RunConfig, command: list[str]) -> list[str]:
         """Returns a command that runs the given one on each of the job's nodes; by default on this node only."""
         return command
 
-    def place(self, config: Config) -> NodePlace:
+    def place(self, config: RunConfig) -> NodePlace:
         """Returns this node's place among the job's nodes; by default it is the only one.
 
         Raises:
@@ -247,6 +247,6 @@ class BatchLauncher(QueueLauncher):
         token = f"{job.job_id}-{job.restart}-{os.environ.get('ORTLAUNCH_ATTEMPT', '0')}"
         return NodePlace(rank=0, head="127.0.0.1", port=0, token=token, name="127.0.0.1")
 
-    def variables(self, config: Config) -> dict[str, str]:
+    def variables(self, config: RunConfig) -> dict[str, str]:
         """Returns the variables that the user sets for the workers; they override those of ortlaunch."""
         return {}

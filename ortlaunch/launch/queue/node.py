@@ -14,7 +14,7 @@ from pathlib import Path
 from ortlaunch.base import last_resort, output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, usable_cores
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace
@@ -25,7 +25,7 @@ from ortlaunch.run.run import Run
 _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
+def train(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> None:
     """Replaces this process by torchrun; does not return.
 
     Args:
@@ -52,7 +52,7 @@ def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 
-def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: NodePlace) -> list[str]:
+def command_of(launcher: BatchLauncher, config: RunConfig, run_dir: Path, place: NodePlace) -> list[str]:
     """Returns the command for one node's workers."""
     source = torchrun_source()
     signal_options = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
@@ -67,10 +67,10 @@ def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: No
         "--max-restarts=0",
         *signal_options,
     ]
-    return torchrun(run_dir, config.launcher.nodes, launcher.workers_per_node(config), options)
+    return torchrun(config, run_dir, launcher.workers_per_node(config), options)
 
 
-def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> dict[str, str]:
+def environment_of(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> dict[str, str]:
     """Returns the variables of the node's workers. Those that the user sets take precedence."""
     threads = threads_per_worker(config, launcher.workers_per_node(config), usable_cores())
     interface = "lo" if config.launcher.nodes == 1 else None

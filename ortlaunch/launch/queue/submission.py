@@ -14,7 +14,7 @@ from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
 from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import RunConfig
 from ortlaunch.run import claim
 from ortlaunch.run.run import Run, job_key
 from ortlaunch.tracking import trackers
@@ -56,7 +56,7 @@ def write_job(
     claim.hand_over(Run(run_dir), job_key(job) or ticket.job_id)
 
 
-def announce(folders: list[Path], config: Config, environment: dict[str, str]) -> str:
+def announce(folders: list[Path], config: RunConfig, environment: dict[str, str]) -> str:
     """Sends queued runs, and their sweep before them, to the trackers that list runs, for at most `_ANNOUNCE_SECONDS`.
 
     A separate process does this for all of them, so that this one does not import mlflow. The jobs send the rest.
@@ -89,13 +89,13 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
     return f"(not sent yet: {said[-1] if said else f'ended with {done.returncode}'})"
 
 
-def say_announced(said: str, config: Config) -> None:
+def say_announced(said: str, config: RunConfig) -> None:
     """Prints what `announce` has returned, for each tracker that lists queued runs."""
     for cfg in trackers.listing(config) if said else []:
         say(f"{cfg.name + ':':<11} {trackers.find(cfg.name).place(cfg)} {said}")
 
 
-def check_alike(configs: list[Config], *, resources: bool = False) -> None:
+def check_alike(configs: list[RunConfig], *, resources: bool = False) -> None:
     """Refuses a sweep whose runs differ in a key that must be the same.
 
     Args:

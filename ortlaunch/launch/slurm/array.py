@@ -10,7 +10,7 @@ import dataclasses
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
-from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.config.schema import RunConfig, SlurmConfig
 from ortlaunch.launch.launcher import SweepPlan
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, write_job
@@ -50,7 +50,7 @@ def _tasks_text(sweep: SweepPlan) -> str:
     )
 
 
-def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: Config, script: str) -> None:
+def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: RunConfig, script: str) -> None:
     """Writes the folders of the sweep and of its runs, and submits the array."""
     launcher.ask(script, config)
     made = sweep.create()
@@ -74,7 +74,7 @@ def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: Config, script: s
     )
 
 
-def _at_once(config: Config) -> str:
+def _at_once(config: RunConfig) -> str:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     return f", {cfg.array_limit} at once" if cfg.array_limit else ""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import load_json
-from ortlaunch.config.backends import why_no_ort
-from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, Device, OrtConfig, SlurmConfig
+from ortlaunch.config.load import load_run_config
+from ortlaunch.config.schema import Device, RunConfig, SlurmConfig
 from ortlaunch.launch.slurm.plan import workers_per_node
 from ortlaunch.launch.slurm.programs import hostnames
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.run import Run
 
 FOLDER = "preflight"
@@ -61,14 +61,15 @@ def examine(run_dir: Path) -> list[str]:
     Raises:
         OSError: the run folder cannot be read here.
     """
-    config = load_config(Run(run_dir).config_file)
+    config = load_run_config(Run(run_dir).config_file)
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     same_system = cfg.container.image is None and cfg.python is None
     return [
         *_other_folder(run_dir),
         *(_other_versions(Run(run_dir).environment_file) if same_system else []),
-        *_missing_backend(config),
+        # What the submitting machine could not see, if the nodes have a Python or a container of their own.
+        *work_of(config).missing_here(),
         *_missing_gpus(config),
         *_full_disk(run_dir),
         *_unreachable(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
@@ -144,13 +145,7 @@ def _other_versions(file: Path) -> list[str]:
     return lines
 
 
-def _missing_backend(config: Config) -> list[str]:
-    """Checks what the submitting machine could not, if the nodes have a Python or a container of their own."""
-    why = why_no_ort("backend=ort") if isinstance(config.backend, OrtConfig) else None
-    return [] if why is None else [why]
-
-
-def _missing_gpus(config: Config) -> list[str]:
+def _missing_gpus(config: RunConfig) -> list[str]:
     if config.device is not Device.cuda:
         return []
     try:

@@ -24,6 +24,7 @@ from ortlaunch.base.text import say
 from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.verdict import Verdict
+from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.stalls import Stalls
@@ -73,10 +74,11 @@ def relay(run_dir: Path) -> int:
 
 
 def _watch_workers(run_dir: Path, over: threading.Event, outages: Outages | None = None) -> None:
-    stalls = Stalls(Run(run_dir))
+    stalls, samples = Stalls(Run(run_dir)), Samples(Run(run_dir))
     while not over.wait(_POLL_SECONDS):
-        for line in [*stalls.look(), *(outages.look() if outages is not None else [])]:
+        for line in [*stalls.look(), *samples.look(), *(outages.look() if outages is not None else [])]:
             print(line, flush=True)
+    samples.journal()
 
 
 def decide(run_dir: Path, code: int, script_signals: list[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
-from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.config.schema import AnyRun, RunConfig, SlurmConfig
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.jobs import FRESH_SECONDS, Jobs
 from ortlaunch.launch.launcher import SweepPlan
@@ -42,24 +42,24 @@ class SlurmLauncher(BatchLauncher):
     starter = "srun"
     log = "slurm"
 
-    def settle(self, config: Config) -> Config:
+    def settle(self, config: AnyRun) -> AnyRun:
         """Returns the configuration with the device that the job asks for."""
         return planning.settled(config)
 
-    def workers_per_node(self, config: Config) -> int:
+    def workers_per_node(self, config: RunConfig) -> int:
         """Returns the number of workers on each node."""
         return planning.workers_per_node(config)
 
-    def finds_same_packages(self, config: Config) -> bool:
+    def finds_same_packages(self, config: RunConfig) -> bool:
         """Returns false for a container, another Python, or settings that may change Python's path."""
         cfg = _keys(config)
         return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
 
-    def script(self, plan: LaunchPlan, config: Config) -> str:
+    def script(self, plan: LaunchPlan, config: RunConfig) -> str:
         """Returns the batch script of one run."""
         return planning.request_for(plan, config).script()
 
-    def request(self, config: Config) -> list[tuple[str, str]]:
+    def request(self, config: RunConfig) -> list[tuple[str, str]]:
         """Returns the time limit and the partition."""
         cfg = _keys(config)
         time_limit = f"{cfg.time} minutes" if (cfg.time or "").isdecimal() else cfg.time
@@ -68,7 +68,7 @@ class SlurmLauncher(BatchLauncher):
             ("partition", cfg.partition or "the default (launcher.partition is not set)"),
         ]
 
-    def ask(self, script: str, config: Config) -> None:
+    def ask(self, script: str, config: RunConfig) -> None:
         """Asks the cluster whether it would take a script."""
         answer = self._sbatch(["--test-only", "--export=ALL"], config, script)
         if answer.code == 0:
@@ -78,7 +78,7 @@ class SlurmLauncher(BatchLauncher):
         # The job may wait for nodes that are down now, so this is only a warning.
         say(f"ortlaunch: warning: {in_plain_words(answer.said, config)}", file=sys.stderr)
 
-    def enqueue(self, path: Path, config: Config) -> Ticket:
+    def enqueue(self, path: Path, config: RunConfig) -> Ticket:
         """Submits a script."""
         taken = "; it may have taken the job all the same: look at squeue --me before you submit it again"
         answer = self._sbatch(["--parsable", "--export=ALL", str(path)], config, doubt=taken)
@@ -94,7 +94,7 @@ class SlurmLauncher(BatchLauncher):
         """Submits a sweep as one array job."""
         return array.submit_array(self, sweep)
 
-    def environment(self, config: Config) -> dict[str, str]:
+    def environment(self, config: RunConfig) -> dict[str, str]:
         """Returns the environment of this process, without variables that would change the job."""
         return submission_environment(config)
 
@@ -124,7 +124,7 @@ class SlurmLauncher(BatchLauncher):
             if answer.code:
                 raise RequestError(f"scancel {part[0]}: {' '.join(answer.said.split())}")
 
-    def resumed(self, config: Config, run_dir: Path) -> Config:
+    def resumed(self, config: AnyRun, run_dir: Path) -> AnyRun:
         """Returns the configuration without the jobs that the run's job before has waited for.
 
         SLURM soon forgets them, and refuses a job that waits for one that it does not know.
@@ -137,7 +137,7 @@ class SlurmLauncher(BatchLauncher):
         kept = separator.join(part for part in waits.split(separator) if ":" not in part)
         return dataclasses.replace(config, launcher=dataclasses.replace(cfg, dependency=kept or None))
 
-    def after(self, config: Config, job_ids: list[str]) -> Config:
+    def after(self, config: AnyRun, job_ids: list[str]) -> AnyRun:
         """Adds the jobs to ``launcher.dependency``."""
         for job_id in job_ids:
             programs.check_job_id(job_id)
@@ -160,7 +160,7 @@ class SlurmLauncher(BatchLauncher):
         """Asks scontrol for the job's state."""
         return scheduler.job_state(scheduler.own_job())
 
-    def place(self, config: Config) -> NodePlace:
+    def place(self, config: RunConfig) -> NodePlace:
         """Reads the place from SLURM's variables and those of the batch script."""
         job = os.environ
         return NodePlace(
@@ -176,15 +176,17 @@ class SlurmLauncher(BatchLauncher):
         found = scheduler.job_state(job_id)
         return None if found is None else found.state not in scheduler.ALIVE
 
-    def requeue_limit(self, config: Config) -> int:
+    def requeue_limit(self, config: RunConfig) -> int:
         """Returns `launcher.requeue_limit`."""
         return _keys(config).requeue_limit
 
-    def variables(self, config: Config) -> dict[str, str]:
+    def variables(self, config: RunConfig) -> dict[str, str]:
         """Returns `launcher.env`."""
         return _keys(config).env
 
-    def _sbatch(self, words: list[str], config: Config, text: str | None = None, *, doubt: str = "") -> programs.Answer:
+    def _sbatch(
+        self, words: list[str], config: RunConfig, text: str | None = None, *, doubt: str = ""
+    ) -> programs.Answer:
         if not programs.is_here("sbatch"):
             raise RequestError(
                 "launcher=slurm: there is no sbatch on the PATH here: submit from a login node of the cluster; "
@@ -202,6 +204,6 @@ def _has_begun(run: Run) -> bool:
     return bool(attempts) and isinstance(submitted, float) and attempts[-1].began > submitted
 
 
-def _keys(config: Config) -> SlurmConfig:
+def _keys(config: RunConfig) -> SlurmConfig:
     assert isinstance(config.launcher, SlurmConfig)
     return config.launcher

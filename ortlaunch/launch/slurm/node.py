@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ortlaunch.config.load import load_config
+from ortlaunch.config.load import load_run_config
 from ortlaunch.launch.queue.node import train
 from ortlaunch.launch.slurm.fitness import report
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
@@ -20,7 +20,7 @@ def main() -> None:
     verb, run_dir = sys.argv[1], Path(sys.argv[2])
     if verb == "preflight":
         sys.exit(report(run_dir))
-    train(SlurmLauncher(), load_config(Run(run_dir).config_file), run_dir)
+    train(SlurmLauncher(), load_run_config(Run(run_dir).config_file), run_dir)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
+from ortlaunch.config.schema import AnyRun, Device, GpuRequest, RunConfig, SlurmConfig
 from ortlaunch.launch import torchrun
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm import programs
@@ -22,7 +22,7 @@ passes on the other variables, so secrets are in no file."""
 _GPUS_PER_NODE_SINCE = (19, 5)
 
 
-def settled(config: Config) -> Config:
+def settled(config: AnyRun) -> AnyRun:
     """Returns the configuration with the device that the job asks for, which the login node need not have."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
@@ -32,7 +32,7 @@ def settled(config: Config) -> Config:
     return dataclasses.replace(config, device=Device.cuda if asks else Device.cpu)
 
 
-def workers_per_node(config: Config) -> int:
+def workers_per_node(config: RunConfig) -> int:
     """Returns the number of workers on each node: the requested one, else one per GPU, or two without a GPU."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
@@ -40,7 +40,9 @@ def workers_per_node(config: Config) -> int:
     return torchrun.workers_per_node(config, config.device, cfg.gpus_per_node or 1, cores)
 
 
-def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, folder: Path | None = None) -> JobRequest:
+def request_for(
+    plan: LaunchPlan, config: RunConfig, tasks: int | None = None, folder: Path | None = None
+) -> JobRequest:
     """Returns the request for a planned job.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.config.schema import RunConfig, SlurmConfig
 from ortlaunch.launch.slurm.programs import listed
 
 _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submission failed: )+"
@@ -20,7 +20,7 @@ def is_final(said: str) -> bool:
     return "Requested node configuration is not available" not in said or not listed("%D", "down,drain,fail,maint")
 
 
-def in_plain_words(said: str, config: Config) -> str:
+def in_plain_words(said: str, config: RunConfig) -> str:
     """Returns one message that explains what sbatch has printed.
 
     Args:

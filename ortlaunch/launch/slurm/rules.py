@@ -6,14 +6,14 @@ import re
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
-from ortlaunch.config.schema import AutoConfig, Config, Device, SlurmConfig, key_facts
-from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.schema import AutoConfig, Config, Device, RunConfig, SlurmConfig, key_facts
 from ortlaunch.launch.launcher import Rule
 from ortlaunch.launch.limits import LEAST_BYTES, WHOLE_NODE, parsed
 from ortlaunch.launch.slurm import options
+from ortlaunch.launch.work import work_of
 
 
-def _options(config: Config) -> None:
+def _options(config: RunConfig) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     for key in ("extra", "srun_extra"):
@@ -35,7 +35,7 @@ def _options(config: Config) -> None:
         raise RequestError("launcher.setup and launcher.env cannot hold the character NUL")
 
 
-def _time(config: Config) -> None:
+def _time(config: RunConfig) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     if cfg.time is not None:
@@ -51,7 +51,7 @@ def _time(config: Config) -> None:
             )
 
 
-def _memory(config: Config) -> None:
+def _memory(config: RunConfig) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     if cfg.memory is None or cfg.memory == WHOLE_NODE:
@@ -89,7 +89,7 @@ def names_gpus(gres: str | None) -> bool:
     return re.search(r"(?:^|,)(?:gres[:/])?gpu\b", gres or "") is not None
 
 
-def _gpus(config: Config) -> None:
+def _gpus(config: RunConfig) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     if cfg.gpus_per_node and names_gpus(cfg.gres):
@@ -103,16 +103,20 @@ def _gpus(config: Config) -> None:
             f"launcher.workers_per_node={cfg.workers_per_node} is more than launcher.gpus_per_node={cfg.gpus_per_node}:"
             " each worker has a GPU of its own"
         )
-    one_worker = trainer_of(config.trainer).has_one_worker
+    one_worker = work_of(config).one_worker
     if cfg.gpus_per_node is None and cfg.workers_per_node is None and not one_worker:
         raise RequestError(
             f"launcher.gres={cfg.gres} does not say how many workers a node has: give launcher.workers_per_node=N"
         )
 
 
-def _auto(config: Config) -> None:
+def _auto(config: RunConfig) -> None:
     assert isinstance(config.launcher, SlurmConfig)
-    if isinstance(config.backend, AutoConfig) and config.launcher.container.image is not None:
+    if (
+        isinstance(config, Config)
+        and isinstance(config.backend, AutoConfig)
+        and config.launcher.container.image is not None
+    ):
         raise RequestError(
             "backend=auto does not go with launcher.container.image: its trials would run outside of the container. "
             "Name a backend"

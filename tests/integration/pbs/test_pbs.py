@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.environment import environment
+from tests.support.waiting import until
 
 HERE = Path(__file__).parent
 _LONGEST_SECONDS = 150.0
@@ -178,3 +179,51 @@ def test_no_file_of_the_package_names_it() -> None:
     # sbatch has an option with the word in its name.
     found = re.compile(r"(?<!--ignore-)\bpbs\b")
     assert [path for path in package.rglob("*.py") if found.search(path.read_text()) is not None] == []
+
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+
+import mlflow
+
+saved = Path(os.environ["ORTLAUNCH_CHECKPOINTS"], "reached")
+begun = int(saved.read_text()) if saved.exists() else 0
+
+def save(*_):
+    saved.write_text(str(step + 1))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+for step in range(begun, begun + 4 if os.environ["ORTLAUNCH_ATTEMPT"] == "2" else 1000000):
+    mlflow.log_metric("train/loss", 1.0, step=step)
+    print("attempt", os.environ["ORTLAUNCH_ATTEMPT"], "step", step)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.nightly
+def test_a_script_is_queued_again_cancelled_in_order_and_resumed(cluster: Cluster) -> None:
+    """It gets SIGTERM from the watch on its node, and goes on from what it has saved, as the same run."""
+    (cluster.folder / "mine.py").write_text(SCRIPT)
+    words = ("launcher=pbs", "launcher.workers_per_node=1", "tracking=none", "--", "mine.py")
+    found = re.search(r"^run folder: (.*)$", cluster.ortlaunch(*words), re.MULTILINE)
+    assert found is not None
+    run_dir, saved = Path(found[1]), Path(found[1]) / "checkpoints" / "reached"
+    cluster.wait(run_dir, step=5)
+    assert cluster.run("qsig", "-s", "USR2", "1.pbs").returncode == 0
+    until(saved.exists)
+    warned = int(saved.read_text())
+    cluster.wait(run_dir, step=warned + 3)
+    history = json.loads((run_dir / "history.json").read_text())["attempts"]
+    assert history[0]["why"] == "warned by a signal to the batch shell"
+    cluster.ortlaunch("cancel", str(run_dir))
+    assert cluster.row(run_dir)["state"] == "stopped"
+    cancelled = int(saved.read_text())
+    assert cancelled > warned > 5
+    assert "is in the queue as job 2.pbs" in cluster.ortlaunch("resume", str(run_dir))
+    until(lambda: cluster.row(run_dir)["state"] == "finished", said=lambda: (run_dir / "logs" / "job.log").read_text())
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert f"attempt 1 step {warned}\n" in log
+    assert f"attempt 2 step {cancelled}\n" in log
+    assert (run_dir / "journal.jsonl").read_text().count('"event": "end"') == 2

@@ -1,0 +1,268 @@
+"""Watches a script's workers on one node, from a thread of the program around torchrun.
+
+A script knows nothing of a run folder. So this thread does what the workers of ortlaunch's own loop do themselves: it
+writes their signs of life, hands a request to stop on to them as a signal, ends them when nothing goes on, and notes
+how they ended. What the first worker prints it shows on the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+
+from ortlaunch.base.awake import AwakeClock, why_not_running
+from ortlaunch.base.errors import TrainingError
+from ortlaunch.base.files import replace_text, size_of
+from ortlaunch.run import failure
+from ortlaunch.run.identity import machine
+from ortlaunch.run.run import Run, Stopped
+
+_POLL_SECONDS = 0.25
+_SAMPLE_SECONDS = 2.0
+_IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.2
+"""A worker that uses less of a core than this share, and this much more, does nothing but wait."""
+_ABORT_SECONDS = 10.0
+"""How long a worker may take to write its stacks."""
+_MOST_SHOWN = 1 << 20
+"""Bytes of output that are shown at once. A script that prints more has all of it in its log."""
+_GIB = 2.0**30
+
+
+class _Worker:
+    """A process that torchrun has started, with all that it has started itself."""
+
+    def __init__(self, process: psutil.Process, rank: int, now: float) -> None:
+        """
+        Args:
+            process: the process.
+            rank: its rank.
+            now: the time on the watch's clock.
+        """
+        self.process = process
+        self.rank = rank
+        self.rss = self.peak = self.cpu = self.load = 0.0
+        self.moved = now
+        """When it last did something, on the watch's clock."""
+        self._sampled = now
+        self._mark = (0.0, 0)
+        """Its processor time and the size of its log when it last did something."""
+
+    def sample(self, now: float, log_bytes: int) -> None:
+        """Measures it.
+
+        Args:
+            now: the time on the watch's clock.
+            log_bytes: the size of its log.
+        """
+        rss = cpu = 0.0
+        for one in [self.process, *self.process.children(recursive=True)]:
+            with suppress(psutil.Error), one.oneshot():
+                memory, times = one.memory_info(), one.cpu_times()
+                # What a loader process shares with its worker counts once.
+                rss += memory.rss if one == self.process else memory.rss - memory.shared
+                cpu += times.user + times.system
+        passed = now - self._sampled
+        self.load = 100.0 * max(0.0, cpu - self.cpu) / passed if passed > 0 else self.load
+        self.rss, self.peak, self.cpu, self._sampled = rss, max(self.peak, rss), cpu, now
+        busy = cpu - self._mark[0] > _IDLE_SHARE * (now - self.moved) + _IDLE_SECONDS
+        # A loader process that has ended takes its time along.
+        if busy or cpu < self._mark[0] or log_bytes != self._mark[1]:
+            self.moved, self._mark = now, (cpu, log_bytes)
+
+    def beat(self) -> dict[str, Any]:
+        """Returns its sign of life."""
+        return {
+            "rank": self.rank,
+            "host": socket.gethostname(),
+            "pid": self.process.pid,
+            "beats": round(self.moved),
+            "step": 0,
+            "time": time.time(),
+            "machine": machine(),
+            "moved": time.time() - self._sampled + self.moved,
+            "rss_gib": self.rss / _GIB,
+            "peak_gib": self.peak / _GIB,
+            "cpu_percent": self.load,
+        }
+
+
+class ScriptWatch:
+    """The watch over the workers that this process starts."""
+
+    def __init__(self, run: Run) -> None:
+        """
+        Args:
+            run: the run, whose folder exists.
+        """
+        self._run = run
+        self._clock = AwakeClock()
+        self._sampled = -_SAMPLE_SECONDS
+        self._workers: dict[int, _Worker] = {}
+        self._signalled: set[int] = set()
+        self._asked: float | None = None
+        """When the workers were asked to stop, on the clock."""
+        self._aborted: float | None = None
+        self._shown = size_of(run.rank_log(0))
+        self._node = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="script-watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def end(self, *, in_order: bool) -> None:
+        """Ends the thread, and notes how the workers have ended.
+
+        Args:
+            in_order: whether all of them had exit code 0.
+        """
+        self._done.set()
+        self._thread.join(timeout=2 * _SAMPLE_SECONDS)
+        self._show()
+        for worker in self._workers.values():
+            with suppress(OSError):
+                self._run.beat_file(worker.rank).unlink(missing_ok=True)
+        with suppress(OSError):
+            if self._node == 0 and self._run.artifacts.is_dir():
+                with self._run.journal() as journal:
+                    journal.artifact(self._run.artifacts)
+            if self._asked is not None:
+                if self._node == 0:
+                    self._run.note_stopped(Stopped(0, "", self._run.stop_word() or "signal"))
+            elif in_order:
+                self._note_done()
+
+    def _note_done(self) -> None:
+        """Notes that the script has ended in order, once it has on all nodes."""
+        nodes = self._run.setting("launcher.nodes")
+        if nodes != 1:
+            self._run.health.mkdir(exist_ok=True)
+            self._run.node_done_file(self._node).touch()
+            if not all(self._run.node_done_file(node).exists() for node in range(nodes)):
+                return
+        self._run.note_done(0)
+
+    def _work(self) -> None:
+        while not self._done.wait(_POLL_SECONDS):
+            # Nothing that fails here may end the script: a folder that is gone, a process that has ended.
+            with suppress(OSError, psutil.Error):
+                self._clock.tick()
+                self._look()
+
+    def _look(self) -> None:
+        now = self._clock.seconds
+        self._find(now)
+        self._show()
+        self._stop(now)
+        if now - self._sampled < _SAMPLE_SECONDS or not self._workers:
+            return
+        self._sampled = now
+        self._run.health.mkdir(exist_ok=True)
+        for worker in list(self._workers.values()):
+            with suppress(psutil.Error):
+                worker.sample(now, size_of(self._run.rank_log(worker.rank)))
+            if not why_not_running(worker.process.pid):
+                replace_text(self._run.beat_file(worker.rank), json.dumps(worker.beat()))
+        self._end_a_hang(now)
+
+    def _find(self, now: float) -> None:
+        """Finds the workers among the processes that torchrun has started. After a restart they are others."""
+        children = {child.pid: child for child in psutil.Process().children()}
+        for pid in self._workers.keys() - children.keys():
+            del self._workers[pid]
+        for pid in children.keys() - self._workers.keys():
+            with suppress(psutil.Error):
+                own = children[pid].environ()
+                if "RANK" not in own or own.get("ORTLAUNCH_RUN_DIR") != str(self._run.path):
+                    continue
+                self._workers[pid] = _Worker(children[pid], int(own["RANK"]), now)
+                self._node = int(own.get("GROUP_RANK", "0"))
+                self._run.node_done_file(self._node).unlink(missing_ok=True)
+
+    def _stop(self, now: float) -> None:
+        """Hands a request to stop on to the workers, to each once, and ends those that do not follow it."""
+        if self._asked is None and not self._run.stop_file.exists() and not self._run.stopped_file.exists():
+            return
+        if self._asked is None:
+            self._asked = now
+        if now - self._asked > float(self._run.setting("launcher.grace_seconds") or 0):
+            print("ortlaunch: the script did not end in time (launcher.grace_seconds): it is ended", flush=True)
+            self._kill(signal.SIGKILL)
+            self._asked = now
+        for pid, worker in self._workers.items():
+            if pid not in self._signalled:
+                self._signalled.add(pid)
+                with suppress(psutil.Error):
+                    worker.process.send_signal(signal.Signals[str(self._run.setting("script.signal"))])
+
+    def _end_a_hang(self, now: float) -> None:
+        """Ends the workers when none of the run's has printed or computed anything for too long."""
+        if self._aborted is not None:
+            if now - self._aborted > _ABORT_SECONDS:
+                self._kill(signal.SIGKILL)
+            return
+        limit = float(self._run.setting("launcher.timeout_seconds") or 0)
+        if self._asked is not None or any(now - worker.moved <= limit for worker in self._workers.values()):
+            return
+        beats = [self._run.beat(rank) for rank in self._run.beating_ranks()]
+        if any(time.time() - float(beat.get("moved") or 0.0) <= limit for beat in beats):
+            return
+        self._aborted = now
+        for worker in self._workers.values():
+            log = self._run.rank_log(worker.rank)
+            text = (
+                f"no progress for {limit:g} s (launcher.timeout_seconds): the script printed nothing and used no "
+                f"processor time; its stacks are at the end of {log}"
+            )
+            failure.record(self._run.path, worker.rank, TrainingError(text))
+        # PYTHONFAULTHANDLER=1 has the interpreter write the stacks of all threads.
+        self._kill(signal.SIGABRT)
+
+    def _kill(self, number: int) -> None:
+        for worker in self._workers.values():
+            with suppress(psutil.Error):
+                worker.process.send_signal(number)
+
+    def _show(self) -> None:
+        """Shows on the terminal what the first worker has printed since the last call."""
+        log = self._run.rank_log(0)
+        new = size_of(log) - self._shown
+        if new <= 0 or (self._workers and self._node):
+            return
+        with suppress(OSError):
+            if new > _MOST_SHOWN:
+                print(f"ortlaunch: {new - _MOST_SHOWN:,} bytes of output are in {log} alone", flush=True)
+                self._shown += new - _MOST_SHOWN
+            with log.open("rb") as file:
+                file.seek(self._shown)
+                text = file.read(_MOST_SHOWN)
+            # An unfinished line waits for its rest.
+            text = text if self._done.is_set() else text[: text.rfind(b"\n") + 1]
+            self._shown += len(text)
+            for line in text.decode(errors="replace").removesuffix("\n").split("\n") if text else ():
+                # Of a progress bar, which returns to the line's beginning, what it shows last.
+                print(line.rstrip("\r").rpartition("\r")[2])
+            sys.stdout.flush()
+
+
+@contextmanager
+def watched(run: Run) -> Iterator[None]:
+    """Watches the workers that are started within the context."""
+    watch = ScriptWatch(run)
+    watch.start()
+    in_order = False
+    try:
+        yield
+        in_order = True
+    finally:
+        watch.end(in_order=in_order)

@@ -1,0 +1,145 @@
+"""Scripts in the manner of known trainers, launched without a changed line under real torchrun."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+
+import pytest
+
+from tests.support.waiting import until
+
+LOOP = """
+    import argparse, os, signal, sys, time
+    from pathlib import Path
+
+    import mlflow
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--steps", type=int, default=10)
+    args = parser.parse_args()
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    saved = Path(os.environ["ORTLAUNCH_CHECKPOINTS"], "last.pt")
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    first = 0
+    if saved.exists():
+        state = torch.load(saved)
+        model.module.load_state_dict(state["model"])
+        first = state["step"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+    for step in range(first, args.steps):
+        loss = (model(torch.ones(2, 3)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            print("step", step, flush=True)
+            mlflow.log_metric("loss", loss.item(), step=step)
+        stop = torch.tensor(len(asked))
+        dist.all_reduce(stop)
+        if stop or (step == 4 and os.environ["ORTLAUNCH_ATTEMPT"] == "0"):
+            while not asked:
+                time.sleep(0.05)
+            if dist.get_rank() == 0:
+                torch.save({"model": model.module.state_dict(), "step": step + 1}, saved)
+            dist.barrier()
+            sys.exit(0)
+"""
+
+
+def alone(lr: float, steps: int) -> list[float]:
+    """The losses of the same loop by plain torch in one process."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for _ in range(steps):
+        loss = (model(torch.ones(2, 3)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_loop_that_is_stopped_goes_on_as_the_same_run_in_mlflow_too(start, launch, mlflow_run, leftovers, tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
+    running = start(tmp_path, "script.params.lr=0.05", "--", "train.py", "--lr", "{lr}", "--steps=10")
+    (run_dir,) = until(lambda: list(tmp_path.glob("runs/*/*-train-*")))
+    log = run_dir / "logs" / "rank-0.log"
+    until(lambda: log.exists() and "step 4" in log.read_text(), said=lambda: running.process.poll())
+    running.process.send_signal(signal.SIGTERM)
+    stopped = running.finish()
+    assert stopped.returncode == 143, stopped.report
+    assert (stopped.status, leftovers(run_dir)) == ("KILLED", [])
+    assert "step 4" in stopped.stdout
+    result = launch(tmp_path, "resume", str(run_dir))
+    assert result.returncode == 0, result.report
+    assert result.status == "FINISHED"
+    reference = alone(0.05, 10)
+    client, run = mlflow_run(result)
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [one.step for one in history] == list(range(10))
+    assert [one.value for one in history] == pytest.approx(reference, rel=1e-6)
+    assert run.data.params.items() >= {("args.lr", "0.05"), ("args.steps", "10"), ("script.file", "train.py")}
+    assert not any(name.startswith(("model.", "train.")) for name in run.data.params)
+    assert run.data.metrics["summary/peak_memory_gib"] > 0.1
+    # The script has made no second run.
+    assert len(client.search_runs([run.info.experiment_id])) == 1
+    assert (run_dir / "sources" / "train.py").read_text() == textwrap.dedent(LOOP)
+
+
+def test_a_script_that_fails_shows_its_own_traceback(launch, leftovers, tmp_path):
+    (tmp_path / "my train.py").write_text(
+        "import os\nassert os.environ['RANK'] == '0', 'not me'\nimport time\ntime.sleep(90)"
+    )
+    result = launch(tmp_path, "tracking=none", "--", "my train.py")
+    assert result.returncode == 1, result.report
+    assert "rank 1 on" in result.stderr
+    assert "AssertionError: not me" in result.stderr
+    assert "ortlaunch/" not in result.stderr.partition("the whole log")[0]
+    assert (result.status, leftovers(result.run_dir)) == ("FAILED", [])
+
+
+HYDRA = """
+    import hydra
+
+    @hydra.main(version_base=None, config_path=None, config_name=None)
+    def main(config):
+        print("lr is", config.lr)
+
+    main()
+"""
+CASES = {
+    "its own Hydra": (HYDRA, ("train.py", "+lr=3", "hydra.run.dir=."), 0, "lr is 3"),
+    "a module": (
+        "import sys\nprint(__name__, sys.argv[1:])",
+        ("-m", "train", "a b", "--", "-x="),
+        0,
+        "['a b', '--', '-x=']",
+    ),
+    "os._exit": ("import os\nos._exit(int(os.environ['RANK']) * 7)", ("train.py",), 1, ""),
+    "exits early": ("import sys\nsys.exit(0)", ("train.py",), 0, ""),
+    "closes its streams": ("import os\nfor one in (0, 1, 2): os.close(one)\nos.chdir('/')", ("train.py",), 0, ""),
+    "many bytes": ("print(('x' * 1023 + '\\n') * (4 << 10))", ("train.py",), 0, "bytes of output are in"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES)
+def test_scripts_of_other_kinds(launch, leftovers, tmp_path, case):
+    code, words, exit_code, said = CASES[case]
+    (tmp_path / "train.py").write_text(textwrap.dedent(code))
+    result = launch(tmp_path, "tracking=none", "--", *words)
+    assert result.returncode == exit_code, result.report
+    assert said in result.stdout
+    assert (result.status, leftovers(result.run_dir)) == ("FAILED" if exit_code else "FINISHED", [])
