@@ -24,6 +24,7 @@ from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
+    from ortlaunch.ort.verify.fitting import Fitting
 
 
 class BackendRun:
@@ -65,8 +66,25 @@ class BackendRun:
         """
         return False
 
+    def fit(self, batch: Batch) -> bool:
+        """Compares gradients where sizes are new, and has such batches computed by a graph that is right for them.
+
+        Args:
+            batch: the micro-batch that is trained on next.
+
+        Returns:
+            As `recheck`.
+
+        Raises:
+            RequestError: a size now decides otherwise, and no graph of its own is right.
+        """
+        return False
+
+    def fit_evaluated(self, batch: Batch) -> None:
+        """Does so for a batch that is evaluated next; `check_evaluated` says what remains wrong."""
+
     def check_decisions(self, batch: Batch) -> bool:
-        """Compares gradients where a value that the graph has frozen, or a size, is new; called after each micro-batch.
+        """Compares gradients where a value that the graph has frozen is new; called after each micro-batch.
 
         Args:
             batch: the micro-batch.
@@ -75,7 +93,7 @@ class BackendRun:
             As `recheck`.
 
         Raises:
-            RequestError: the value, or the size, now decides otherwise.
+            RequestError: the value now decides otherwise.
         """
         return False
 
@@ -153,12 +171,14 @@ class OrtRun(BackendRun):
         self._mode_changes = ModeChanges()
         self._block_rechecks = Rechecks(after_evaluations=cfg.recheck_every != 0)
         self._sizes: set[Sizes] = set()
+        self._fitting: Fitting | None = None
+        """None with a graph for each block, where there is no whole model to compare."""
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.blocks import block_findings
-        from ortlaunch.ort.verify.start import QuickCheck
+        from ortlaunch.ort.verify.fitting import Fitting
 
         begin = time.perf_counter()
         self._task = task
@@ -168,7 +188,8 @@ class OrtRun(BackendRun):
         if self._blocks:
             found = block_findings(model, task, precision, here, self._cfg.allow, self._block_rechecks)
         else:
-            found = QuickCheck(model, task, precision).findings(here)
+            self._fitting = Fitting(model, task, precision)
+            found = self._fitting.findings(here, may_add=self._compares_sizes)
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise FindingError(finding.refusal())
@@ -208,7 +229,7 @@ class OrtRun(BackendRun):
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
         unverified, before = decisions.take_unverified()
         if not unverified or read is None:
-            return self._check_after_evaluation(batch) or self._check_sizes(batch)
+            return self._check_after_evaluation(batch)
         self._verify(unverified, read, before)
         return True
 
@@ -254,21 +275,33 @@ class OrtRun(BackendRun):
         names = self._evaluation_state.read_in_training(model, self._task, precision, self._given(batch))
         return f"ONNX Runtime's graph does not change {names} as PyTorch does" if names else None
 
-    def _check_sizes(self, batch: Batch) -> bool:
-        """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
-        has_new_sizes = is_new(sizes_of(batch), self._sizes)
-        # With a graph for each block, there is no whole model to compare.
-        if not has_new_sizes or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
+    def fit(self, batch: Batch) -> bool:
+        from ortlaunch.ort.verify.fitting import shapes
+
+        if self._fitting is None:
             return False
-        error = self._gradient_error(batch)
-        if error is not None:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
-            raise RequestError(
-                f"with this batch ({shapes}), whose sizes are new, {error}: forward goes by a size, and ONNX Runtime's "
-                "graph does what it did for the size of the trace. Use no loop or branch over sizes, give all batches "
-                "the same sizes, use backend=eager or backend=compile, or accept it with backend.allow=[frozen_branch]"
-            )
-        return True
+        self._fitting.use(batch)
+        if not self._compares_sizes or not is_new(sizes_of(batch), self._sizes) or not self.is_active:
+            return False
+        refused, error = None, None
+        try:
+            error = self._gradient_error(batch)
+        except RequestError as refusal:
+            # A value that goes by the size, and that Python reads.
+            refused = refusal
+        if (error is None and refused is None) or self._fitting.add([self._given(batch)]):
+            return True
+        raise refused or RequestError(
+            f"with this batch ({shapes(batch)}), whose sizes are new, {error}: forward goes by a size, and ONNX "
+            "Runtime's graph does what it did for the size of the trace. Use no loop or branch over sizes, give all "
+            "batches the same sizes, use backend=eager or backend=compile, or accept it with "
+            "backend.allow=[frozen_branch]"
+        )
+
+    @property
+    def _compares_sizes(self) -> bool:
+        """Whether batches of new sizes are compared; what a run accepts would be found there again."""
+        return not set(self._cfg.allow) - {Allow["stale_buffers"]}
 
     def _verify(
         self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch, before: dict[str, torch.Tensor]
@@ -285,6 +318,10 @@ class OrtRun(BackendRun):
                 error = self._gradient_error(batch)
         if error is not None:
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
+
+    def fit_evaluated(self, batch: Batch) -> None:
+        if self._fitting is not None and self._compares_sizes and self.is_active:
+            self._fitting.fit_evaluated(self._given(batch))
 
     def check_evaluated(self, batch: Batch) -> None:
         from ortlaunch.ort import session
@@ -363,6 +400,8 @@ class OrtRun(BackendRun):
     def close(self) -> None:
         from ortlaunch.ort import session
 
+        if self._fitting is not None:
+            self._fitting.close()
         session.close(self._engine.inner)
 
     def _warn_of_fallback(self, reason: str) -> None:

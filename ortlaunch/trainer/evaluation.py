@@ -57,6 +57,7 @@ class Evaluation:
             for batch in self._batches:
                 # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
                 here = {name: tensor.to(self._workers.device, copy=True) for name, tensor in batch.items()}
+                self._backend.fit_evaluated(here)
                 losses.append(engine.evaluate(here))
                 self._backend.check_evaluated(here)
         mean = self._mean(torch.stack(losses).double().tolist())

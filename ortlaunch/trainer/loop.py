@@ -113,6 +113,7 @@ def _accumulate(
         batch = feed.take()
         recorder.micro_batch(batch)
         step_end.beat()
+        disturbed |= backend.fit(batch)
         if index == 0:
             disturbed |= backend.recheck(engine.guard.step, batch)
         total += engine.micro_step(batch, last=index == count - 1, weight=feed.weight)
