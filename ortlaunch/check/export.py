@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,10 +15,11 @@ from ortlaunch.data.batch import IDS, Batch, count, is_flat, joined, named, part
 from ortlaunch.models.task import Task
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.verify.fitting import Fitting
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
-from ortlaunch.ort.verify.start import FRESH_BATCHES, QuickCheck
+from ortlaunch.ort.verify.start import FRESH_BATCHES
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
 
@@ -47,6 +48,7 @@ class _Outcome:
     """A probe, and the decisions that PyTorch's forward took on its data."""
 
     probe: Probe
+    batch: Batch
     decisions: Decisions
 
 
@@ -70,12 +72,15 @@ def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting)
     found = Export("ok", succeeded=True, seconds=session.export_seconds(wrapped))
     pair = Pair(wrapped, setting.task, setting.precision, ModelState(session.plain_model(wrapped)))
     found.comparable = not pair.is_random(batches[0]) or pair.hold_chance(batches[0])
+    fitting = Fitting(wrapped, setting.task, setting.precision)
+    found.refused = _refused(fitting, batches, setting, warned)
     outcomes = _probe(pair, batches) if found.comparable else []
+    outcomes = [outcome if found.refused else _fitted(fitting, outcome) for outcome in outcomes]
+    fitting.use(batches[0])
     found.probes = [outcome.probe for outcome in outcomes]
     chance = pair.chance_decisions(batches[0], _TRIES)
     traced = pair.eager(batches[0])[1]
     found.tracer_warnings = [_judged(one, traced, outcomes, chance) for one in warned]
-    found.refused = _refused(wrapped, batches, setting, warned)
     effects = {one.effect for one in found.tracer_warnings}
     if found.refused or any(probe.differs for probe in found.probes) or "decided_by_chance" in effects:
         found.status = "failed"
@@ -84,12 +89,9 @@ def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting)
     return found, wrapped
 
 
-def _refused(
-    wrapped: torch.nn.Module, batches: list[Batch], setting: Setting, warned: list[TraceWarning]
-) -> list[Refused]:
-    check = QuickCheck(wrapped, setting.task, setting.precision)
+def _refused(fitting: Fitting, batches: list[Batch], setting: Setting, warned: list[TraceWarning]) -> list[Refused]:
     try:
-        found = check.findings(batches[: 1 + FRESH_BATCHES], warned)
+        found = fitting.findings(batches[: 1 + FRESH_BATCHES], warned)
     except RequestError as error:
         return [Refused("error", str(error), "change what it names in the model")]
     return [Refused(one.kind.value, one.what, one.advice) for one in found if one.kind not in setting.backend.allow]
@@ -129,7 +131,14 @@ def _try(pair: Pair, kind: str, batch: Batch) -> _Outcome | None:
         probe = Probe(kind, shape, True, None, None, last_line(str(error)))  # type: ignore[arg-type]
     else:
         probe = Probe(kind, shape, gap.differs, gap.name, gap.error)  # type: ignore[arg-type]
-    return _Outcome(probe, decisions)
+    return _Outcome(probe, batch, decisions)
+
+
+def _fitted(fitting: Fitting, outcome: _Outcome) -> _Outcome:
+    """An outcome with the graph that a run would make for the sizes of its batch, where the first one is not right."""
+    if not outcome.probe.differs or outcome.probe.kind == "fresh_data" or not fitting.add([outcome.batch]):
+        return outcome
+    return replace(outcome, probe=replace(outcome.probe, differs=False, error=None, message=None, own_graph=True))
 
 
 def _other_batch_sizes(batches: list[Batch]) -> list[Batch]:

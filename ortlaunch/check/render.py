@@ -106,7 +106,7 @@ def _gap(probe: dict[str, Any]) -> str:
     if probe["message"]:
         return f" FAILS: {probe['message']}"
     if not probe["differs"]:
-        return " same"
+        return " same, by a graph of its own" if probe["own_graph"] else " same"
     error = "not comparable" if probe["error"] is None else f"{probe['error']:.1e}"
     return f" DIFFERS ({probe['output']} {error})"
 

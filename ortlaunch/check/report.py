@@ -86,6 +86,8 @@ class Probe:
     error: float | None
     message: str | None = None
     """ONNX Runtime's error, if it could not run the data."""
+    own_graph: bool = False
+    """Whether a run would make a graph for these sizes alone, which is right for them."""
 
 
 @dataclass(frozen=True)

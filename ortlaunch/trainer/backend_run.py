@@ -14,7 +14,7 @@ from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
-from ortlaunch.data.batch import Batch, moved, named
+from ortlaunch.data.batch import Batch, moved
 from ortlaunch.models.task import Task
 from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
 from ortlaunch.run.journal import Journal
@@ -26,6 +26,7 @@ from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
+    from ortlaunch.ort.verify.fitting import Fitting
 
 
 class BackendRun(Hook):
@@ -113,12 +114,14 @@ class OrtRun(BackendRun):
         self._mode_changes = ModeChanges()
         self._block_rechecks = Rechecks(after_evaluations=cfg.recheck_every != 0)
         self._sizes: set[Sizes] = set()
+        self._fitting: Fitting | None = None
+        """None with a graph for each block, where there is no whole model to compare."""
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.blocks import block_findings
-        from ortlaunch.ort.verify.start import QuickCheck
+        from ortlaunch.ort.verify.fitting import Fitting
 
         begin = time.perf_counter()
         self._task = task
@@ -128,7 +131,8 @@ class OrtRun(BackendRun):
         if self._blocks:
             found = block_findings(model, task, precision, here, self._cfg.allow, self._block_rechecks)
         else:
-            found = QuickCheck(model, task, precision).findings(here)
+            self._fitting = Fitting(model, task, precision)
+            found = self._fitting.findings(here, may_add=self._compares_sizes)
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise FindingError(finding.refusal())
@@ -147,12 +151,18 @@ class OrtRun(BackendRun):
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
     def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
-        """Compares the gradients with PyTorch's again, where that is due, while no gradients of the run are in memory.
+        """Has batches of new sizes computed by a graph that is right for them, and compares the gradients with PyTorch's
+        again where that is due, while no gradients of the run are in memory.
 
         Raises:
+            RequestError: a size now decides otherwise, and no graph of its own is right.
             WrongGradientsError: the backend computes something else.
         """
-        if index or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+        has_compared = self._fit(batch)
+        return (index == 0 and self._recheck(step, batch)) or has_compared
+
+    def _recheck(self, step: int, batch: Batch) -> bool:
+        if not _is_due(step, self._cfg.recheck_every) or not self.is_active:
             return False
         if self._blocks:
             # The parameters of a block exist only while it runs: the step's first forward compares them.
@@ -167,10 +177,10 @@ class OrtRun(BackendRun):
         return True
 
     def micro_batch_ends(self, batch: Batch) -> bool:
-        """Compares gradients where a value that the graph has frozen, or a size, is new.
+        """Compares gradients where a value that the graph has frozen is new.
 
         Raises:
-            RequestError: the value, or the size, now decides otherwise.
+            RequestError: the value now decides otherwise.
         """
         from ortlaunch.ort.mends import decisions
 
@@ -178,7 +188,7 @@ class OrtRun(BackendRun):
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
         unverified, before = decisions.take_unverified()
         if not unverified or read is None:
-            return self._check_after_evaluation(batch) or self._check_sizes(batch)
+            return self._check_after_evaluation(batch)
         self._verify(unverified, read, before)
         return True
 
@@ -224,21 +234,33 @@ class OrtRun(BackendRun):
         names = self._evaluation_state.read_in_training(model, self._task, precision, self._given(batch))
         return f"ONNX Runtime's graph does not change {names} as PyTorch does" if names else None
 
-    def _check_sizes(self, batch: Batch) -> bool:
-        """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
-        has_new_sizes = is_new(sizes_of(batch), self._sizes)
-        # With a graph for each block, there is no whole model to compare.
-        if not has_new_sizes or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
+    def _fit(self, batch: Batch) -> bool:
+        from ortlaunch.ort.verify.fitting import shapes
+
+        if self._fitting is None:
             return False
-        error = self._gradient_error(batch)
-        if error is not None:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in named(batch).items())
-            raise RequestError(
-                f"with this batch ({shapes}), whose sizes are new, {error}: forward goes by a size, and ONNX Runtime's "
-                "graph does what it did for the size of the trace. Use no loop or branch over sizes, give all batches "
-                "the same sizes, use backend=eager or backend=compile, or accept it with backend.allow=[frozen_branch]"
-            )
-        return True
+        self._fitting.use(batch)
+        if not self._compares_sizes or not is_new(sizes_of(batch), self._sizes) or not self.is_active:
+            return False
+        refused, error = None, None
+        try:
+            error = self._gradient_error(batch)
+        except RequestError as refusal:
+            # A value that goes by the size, and that Python reads.
+            refused = refusal
+        if (error is None and refused is None) or self._fitting.add([self._given(batch)]):
+            return True
+        raise refused or RequestError(
+            f"with this batch ({shapes(batch)}), whose sizes are new, {error}: forward goes by a size, and ONNX "
+            "Runtime's graph does what it did for the size of the trace. Use no loop or branch over sizes, give all "
+            "batches the same sizes, use backend=eager or backend=compile, or accept it with "
+            "backend.allow=[frozen_branch]"
+        )
+
+    @property
+    def _compares_sizes(self) -> bool:
+        """Whether batches of new sizes are compared; what a run accepts would be found there again."""
+        return not set(self._cfg.allow) - {Allow["stale_buffers"]}
 
     def _verify(
         self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch, before: dict[str, torch.Tensor]
@@ -255,6 +277,11 @@ class OrtRun(BackendRun):
                 error = self._gradient_error(batch)
         if error is not None:
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
+
+    def evaluates(self, batch: Batch) -> None:
+        """Has the batch computed by a graph that is right for its sizes, where there can be one."""
+        if self._fitting is not None and self._compares_sizes and self.is_active:
+            self._fitting.fit_evaluated(self._given(batch))
 
     def evaluated(self, batch: Batch) -> None:
         """Compares the loss of a batch with PyTorch's: of the first, second, fourth, eighth batch that was evaluated
@@ -339,6 +366,8 @@ class OrtRun(BackendRun):
     def close(self) -> None:
         from ortlaunch.ort import session
 
+        if self._fitting is not None:
+            self._fitting.close()
         session.close(self._engine.inner)
 
     def _warn_of_fallback(self, reason: str) -> None:

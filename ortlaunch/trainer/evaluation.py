@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -16,6 +15,7 @@ from ortlaunch.models.modes import evaluation, untouched
 from ortlaunch.models.own_step import PREDS, TARGET
 from ortlaunch.models.task import Result, Task
 from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.scores import Scores
 from ortlaunch.trainer.workers import Workers
@@ -35,7 +35,7 @@ class Evaluation:
         last_step: int,
         workers: Workers,
         recorder: Recorder,
-        evaluated: Callable[[Batch], None],
+        hook: Hook,
         scores: Scores,
         names: list[str],
     ) -> None:
@@ -47,7 +47,7 @@ class Evaluation:
             last_step: the run's last step, after which there is always an evaluation.
             workers: this worker's place.
             recorder: journals the result.
-            evaluated: called with each batch after it was evaluated.
+            hook: called with each batch before and after it is evaluated.
             scores: the metrics.
             names: the further numbers that the evaluation's step returns; means over the items.
         """
@@ -57,7 +57,7 @@ class Evaluation:
         self._last_step = last_step
         self._workers = workers
         self._recorder = recorder
-        self._evaluated = evaluated
+        self._hook = hook
         self._scores = scores
         self._names = names
 
@@ -84,11 +84,12 @@ class Evaluation:
             for place, batch in enumerate(self._batches):
                 # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
                 here = moved(batch, self._workers.device, copy=True)
+                self._hook.evaluates(here)
                 result = engine.evaluate(here)
                 rows.append(torch.stack([_number(one, result.loss) for one in (result.loss, *self._further(result))]))
                 if self._items[place]:
                     self._scores.update(result, place * self._workers.world_size + self._workers.rank)
-                self._evaluated(here)
+                self._hook.evaluated(here)
         means = self._means(torch.stack(rows).double().tolist())
         values = dict(zip(("loss", *self._names), means, strict=True)) | self._scores.computed()
         found = {f"eval/{name}": value for name, value in values.items()}

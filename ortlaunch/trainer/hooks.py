@@ -47,6 +47,9 @@ class Hook:
     def end(self) -> None:
         """After the last step and its checkpoint."""
 
+    def evaluates(self, batch: Batch) -> None:
+        """Before a held-out batch is evaluated, while the engine is evaluating; the batch is on the device."""
+
     def evaluated(self, batch: Batch) -> None:
         """After a held-out batch, while the engine is evaluating; the batch is on the device."""
 
@@ -109,6 +112,10 @@ class Hooks(Hook):
     def end(self) -> None:
         for hook in self._hooks:
             hook.end()
+
+    def evaluates(self, batch: Batch) -> None:
+        for hook in self._hooks:
+            hook.evaluates(batch)
 
     def evaluated(self, batch: Batch) -> None:
         for hook in self._hooks:

@@ -115,7 +115,7 @@ def _evaluation(session: Session, built: Built, recorder: Recorder, hooks: Hooks
         cfg.steps,
         session.workers,
         recorder,
-        hooks.evaluated,
+        hooks,
         built.scores,
         built.names,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,18 +72,21 @@ LATER = {
 """The steps that stop the run, by what they say: values that decide nothing in the run's first three batches."""
 
 
-def batches() -> list[Batch]:
+def batches(sizes: Sequence[int] = ()) -> list[Batch]:
+    """Batches of 12 rows, of which the first ones are cut to some sizes."""
     generator = torch.Generator().manual_seed(5)
-    return [
+    whole = [
         {"x": torch.randn(12, 8, generator=generator), "labels": torch.randint(3, (12,), generator=generator)}
         for _ in range(STEPS)
     ]
+    cut = [{name: one[:size] for name, one in batch.items()} for batch, size in zip(whole, sizes, strict=False)]
+    return [*cut, *whole[len(cut) :]]
 
 
 class Course:
     """A run of a net, from the check at its start on."""
 
-    def __init__(self, kind: type[nets.Net], backend: BackendConfig, folder: Path) -> None:
+    def __init__(self, kind: type[nets.Net], backend: BackendConfig, folder: Path, sizes: Sequence[int] = ()) -> None:
         config = Config(
             model=ModelConfig(name="factory"),
             backend=backend,
@@ -92,7 +95,7 @@ class Course:
             optimizer=SgdConfig(lr=0.3, momentum=0.9),
             scheduler=ConstantConfig(),
         )
-        workers, self._batches = Workers(0, 1, torch.device("cpu"), 1), batches()
+        workers, self._batches = Workers(0, 1, torch.device("cpu"), 1), batches(sizes)
         seed_everything(1)
         self.model = kind().train()
         task = make_task(self.model, self._batches[0])
@@ -110,6 +113,14 @@ class Course:
             yield float(loss)
             self.engine.step()
         self._run.close()
+
+    def evaluated(self) -> Iterator[float]:
+        """Evaluates each batch."""
+        with self.engine.evaluating():
+            for batch in self._batches:
+                self._run.evaluates(batch)
+                yield float(self.engine.evaluate(batch).loss)
+                self._run.evaluated(batch)
 
 
 ORT = OrtConfig(export_cache=False)
@@ -137,6 +148,34 @@ def test_what_decides_later_stops_the_step_in_which_it_does(kind: type[nets.Net]
         next(losses)
     with pytest.raises(RequestError, match=words):
         next(losses)
+
+
+@pytest.mark.parametrize("kind", first_in_ci(nets.BY_SIZE, 3))
+def test_a_net_that_goes_by_the_size_of_the_batch_trains_and_evaluates_as_in_eager(
+    kind: type[nets.Net], tmp_path: Path
+) -> None:
+    sizes = (12, 12, 12, 7, 12, 5, 7)
+    courses = [Course(kind, backend, tmp_path, sizes) for backend in (ORT, EagerConfig())]
+    assert session.is_active(courses[0].engine.inner)
+    evaluated, expected = (list(course.evaluated()) for course in courses)
+    assert evaluated == pytest.approx(expected, abs=1e-5)
+    losses, expected = (list(course.losses()) for course in courses)
+    assert losses == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_first_batches_of_a_run_may_have_sizes_by_which_a_net_goes(tmp_path: Path) -> None:
+    losses, expected = (
+        list(Course(nets.LoopOverRows, backend, tmp_path, (12, 5, 12, 5)).losses()) for backend in (ORT, EagerConfig())
+    )
+    assert losses == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", first_in_ci([kind for kind in REFUSED if kind is not nets.CopiedInForward], 3))
+def test_a_graph_for_each_size_hides_no_value_that_stays_that_of_the_trace(
+    kind: type[nets.Net], tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError):
+        Course(kind, ORT, tmp_path, (12, 7, 5))
 
 
 def test_the_check_moves_weights_and_puts_them_back_to_the_bit() -> None:

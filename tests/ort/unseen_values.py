@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 import torch.nn.functional as F
@@ -387,3 +388,45 @@ class Bounded(Net):
     def hidden(self, x: Tensor) -> Tensor:
         scale = self.scale if self.scale.max() < 1.1 else self.scale * 0
         return super().hidden(x) * scale
+
+
+class LoopOverRows(Net):
+    def hidden(self, x: Tensor) -> Tensor:
+        return torch.stack([row * (1 + 0.1 * index) for index, row in enumerate(super().hidden(x))])
+
+
+class ByItsRoot(Net):
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        return outputs | {"loss": outputs["loss"] * 3 / math.sqrt(len(x))}
+
+
+class OthersOfTheBatch(Net):
+    """A loss that compares each sample with all others, with masks and indices made of the batch's size."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        count = len(x)
+        alike = F.cosine_similarity(outputs["logits"][:, None], outputs["logits"][None], dim=2)
+        others = alike * (1 - torch.eye(count))
+        chosen = -outputs["logits"].log_softmax(1)[torch.arange(count), labels]
+        pairs = alike[torch.triu_indices(count, count, offset=1).unbind()]
+        return outputs | {"loss": others.sum() / (count * (count - 1)) + chosen.mean() + 0.1 * pairs.square().mean()}
+
+
+class Transported(Net):
+    """Sinkhorn's iterations with masses of one part in the size of the batch."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        cost = (outputs["logits"][:, None] - x[None, :, :3]).square().sum(-1)
+        mass = torch.empty(len(x)).fill_(1.0 / len(x))
+        first, second = torch.zeros_like(mass), torch.zeros_like(mass)
+        for _ in range(2):
+            first = mass.log() - torch.logsumexp(second[None] - cost, 1)
+            second = mass.log() - torch.logsumexp(first[:, None] - cost, 0)
+        plan = (first[:, None] + second[None] - cost).exp()
+        return outputs | {"loss": outputs["loss"] + (plan * cost).sum()}
+
+
+BY_SIZE = [LoopOverRows, OthersOfTheBatch, ByItsRoot, Transported]

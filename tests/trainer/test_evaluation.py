@@ -14,7 +14,8 @@ from ortlaunch.config.load import to_config
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.models.items import samples
 from ortlaunch.models.task import make_task
-from ortlaunch.trainer.evaluation import Evaluation
+from ortlaunch.trainer.evaluation import Evaluation, no_scores
+from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
 from tests.support.two import in_two
@@ -114,7 +115,7 @@ def test_each_evaluation_leaves_a_batch_as_it_is() -> None:
     task = make_task(model, batch)
     engine = wrap_trainer(model, config, workers, task)
     heard = Heard()
-    evaluation = Evaluation([HeldOut(batch, 4)], samples, 1, 2, workers, heard, lambda _: None)  # type: ignore[arg-type]
+    evaluation = Evaluation([HeldOut(batch, 4)], samples, 1, 2, workers, heard, Hook(), *no_scores())  # type: ignore[arg-type]
     for step in (1, 2):
         evaluation.run(engine, step)
     assert heard.losses[0] == heard.losses[1]

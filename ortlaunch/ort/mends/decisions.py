@@ -172,6 +172,17 @@ def enforce() -> None:
     _enforced = True
 
 
+@contextlib.contextmanager
+def as_at_start() -> Iterator[None]:
+    """Within it, changes stop nothing and are noted, as before `enforce`."""
+    global _enforced
+    before, _enforced = _enforced, False
+    try:
+        yield
+    finally:
+        _enforced = before
+
+
 def keep(before: dict[str, Tensor]) -> None:
     """Keeps the buffers from which the last micro-batch went out."""
     global _buffers

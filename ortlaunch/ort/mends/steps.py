@@ -46,6 +46,12 @@ def enable(wrapped: Any, kernels: ModuleType) -> None:
         inner._execution_manager(True)._ortlaunch_kernels = kernels
 
 
+def enable_like(manager: Any, other: Any) -> None:
+    """Makes a manager of ORTModule's take its steps as another one does."""
+    if (kernels := kernels_of(other)) is not None:
+        manager._ortlaunch_kernels = kernels
+
+
 def kernels_of(manager: Any) -> ModuleType | None:
     """Returns the module of the compiled kernels that `enable` has given to a manager of ORTModule's."""
     return getattr(manager, "_ortlaunch_kernels", None)

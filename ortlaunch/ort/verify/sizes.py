@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from ortlaunch.base.counting import is_power_of_two
-from ortlaunch.data.batch import Batch, named
+from ortlaunch.data.batch import Batch, is_flat, named
 
 _MOST = 32
 """Sizes that are compared; data may have other ones in every step."""
@@ -24,6 +26,25 @@ def is_new(sizes: Sizes, known: set[Sizes]) -> bool:
         return False
     known.add(sizes)
     return True
+
+
+def resized(batch: Batch, like: Batch) -> Batch | None:
+    """Returns a batch of another one's sizes and of other values: each dimension is cut off, or begins again.
+
+    A graph that is traced with it, and right for the other one, has not taken values of the trace for constants. It is
+    None where there is no such batch.
+    """
+    if not is_flat(batch) or not is_flat(like):
+        return None
+    made = {}
+    for name, tensor in batch.items():
+        sizes = like[name].shape if name in like else ()
+        if len(sizes) != tensor.dim() or not tensor.numel():
+            return None
+        for dim, size in enumerate(sizes):
+            tensor = tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
+        made[name] = tensor
+    return None if all(torch.equal(tensor, like[name]) for name, tensor in made.items()) else made
 
 
 @dataclass
