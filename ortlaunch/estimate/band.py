@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ortlaunch.config.devices import usable_cores
 
@@ -20,6 +19,12 @@ _MOST_COMPILERS = 32
 _BESIDE = 16 * MIB
 """How much more or less than supposed a worker may hold beside its tensors, at most. Two workers of gpt2_nano without
 holes in the heap held 6 MiB more than the tracing process, where 27 are supposed."""
+_SPREAD = 0.08
+"""How far a run may be from a trial of it; docs/estimate.md has what was measured."""
+_CHANCE = 64 * MIB
+"""How much more or less beside that, whatever the size: twelve runs of one small configuration took 578 to 700 MiB."""
+_SPREAD_OF_SLOPE = 0.3
+"""How far a line may be off per byte beyond a trial: ONNX Runtime's arena grows in powers of two."""
 OPENING = "data"
 """The phase in which a worker opens the data and reads its first batch."""
 _BELOW, _ABOVE = 0.05, 0.09
@@ -45,6 +50,7 @@ class Band:
         return {"low_bytes": self.low, "peak_bytes": self.middle, "high_bytes": self.high}
 
 
+NOTHING = Band(0, 0, 0)
 CONTEXT = Band(350 * MIB, 1330 * MIB, 2048 * MIB)
 """What a process holds on its GPU beside its tensors. On an H200 (torch 2.11, CUDA 13, NCCL 2.28) CUDA's context took
 619 MiB, kernels of cuBLAS and cuDNN 84, cuBLAS's workspaces 64, and NCCL 556 for one worker. Other GPUs need less for
@@ -82,7 +88,7 @@ def compilers_of(backends: Collection[str], workers: int) -> Band:
         workers: workers on the machine.
     """
     if "compile" not in backends:
-        return Band(0, 0, 0)
+        return NOTHING
     return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
 
 
@@ -144,30 +150,6 @@ def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
     )
 
 
-def bands_of(
-    backends: Sequence[str], base: int, phases: Mapping[str, Any], probed: Mapping[str, Mapping[str, Band]]
-) -> dict[str, Band]:
-    """The band of each phase of a trace, as `Trace.to_json` wrote it.
-
-    Args:
-        backends: the backend, or all that the run may take. Then the likely and the high figure are those of the one
-            that needs the most, and the low figure is of the one that needs the least.
-        base: bytes of the process without tensors.
-        phases: what the phases use, by name.
-        probed: the memory of the phases under the backends that were probed.
-    """
-    return {
-        name: any_of(
-            [
-                # No backend runs yet where data is opened.
-                probed[one][name] if one in probed else phase_band("eager" if name == OPENING else one, base, use)
-                for one in backends
-            ]
-        )
-        for name, use in phases.items()
-    }
-
-
 def any_of(bands: Sequence[Band]) -> Band:
     """The memory of one of several backends: from the least that one needs to the most that one needs."""
     return Band(min(one.low for one in bands), max(one.middle for one in bands), max(one.high for one in bands))
@@ -192,3 +174,21 @@ def gpu_band(backend: str, use: Mapping[str, int]) -> Band:
         return eager
     low = CONTEXT.low + int(_LEAST * tensors)
     return Band(low, eager.middle, CONTEXT.high + int(_MOST[backend] * most))
+
+
+def by_trials(points: Iterable[Sequence[int]], size: int, *, chance: int = 0, on_gpu: bool = False) -> Band:
+    """The memory of a worker by trials with two micro-batches.
+
+    Args:
+        points: the micro-batches, each with the bytes of the largest worker.
+        size: the micro-batch that is asked for.
+        chance: bytes that are there or not by chance, as the copy of a checkpoint beside a step.
+        on_gpu: whether the bytes are those that torch's allocator has reserved.
+    """
+    (near, found), (far, other) = sorted(points, key=lambda one: (abs(one[0] - size), one[0]))[:2]
+    # A larger micro-batch does not need less; what is measured so is noise.
+    beyond = int(max(0.0, (other - found) / (far - near)) * (size - near))
+    middle = max(0, found + beyond)
+    off = int(_SPREAD * middle + _SPREAD_OF_SLOPE * abs(beyond)) + _CHANCE + chance
+    band = Band(max(0, middle - off), middle, middle + off)
+    return total([CONTEXT, band]) if on_gpu else band

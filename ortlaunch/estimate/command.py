@@ -21,7 +21,8 @@ from ortlaunch.config.load import to_config
 from ortlaunch.config.neighbours import NO_CHANGE, further_changes, in_words, none_is_enough
 from ortlaunch.config.schema import Config, Device, LocalConfig
 from ortlaunch.estimate.render import render
-from ortlaunch.estimate.request import PROBED, Request, variables_of
+from ortlaunch.estimate.request import Request, variables_of
+from ortlaunch.estimate.trials import untraced, with_trials
 from ortlaunch.launch.limits import limit_of, parsed
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
@@ -38,15 +39,16 @@ Usage:
   ortlaunch estimate [KEY=VALUE ...] [--memory SIZE] [--quick] [--format table|json]
 
 Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
-optimizer on tensors without content, so that no weights are allocated. backend=ort and backend=compile are probed: real
-steps with two micro-batches, each in a process with a memory limit, kept for later.
+optimizer on tensors without content, so that no weights are allocated. backend=ort, backend=compile and models that
+cannot be traced are tried: runs of six steps with two micro-batches, each within a memory limit.
 
-With device=cuda the memory is that of a worker's GPU. It needs no GPU: --memory 80GiB asks for one that is elsewhere.
+With device=cuda the memory is that of a worker's GPU. It needs no GPU, but for what is tried: --memory 80GiB asks for
+one that is elsewhere.
 
 Options:
   --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM;
                  with device=cuda that of each GPU
-  --quick        leave out probes, the largest micro-batch, what checkpointing saves, and what makes it fit
+  --quick        leave out trials, the largest micro-batch, what checkpointing saves, and what makes it fit
   --format       table (default) or json
 
 Exit codes: 0 fits, or no limit is known; 1 tight or does not fit; 2 the request is wrong"""
@@ -92,14 +94,14 @@ def main(arguments: list[str]) -> int:
 def estimate(
     config: Config, memory: int | None, *, quick: bool, quiet: bool, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Traces a run in another process and returns the report.
+    """Makes the trials that a run needs, traces it in another process, and returns the report.
 
     Args:
         config: the configuration of the run, prepared to be launched.
         memory: bytes of each machine; None for this machine's, or for what the launcher requests.
         quick: whether to leave out what could be changed about the run.
         quiet: whether to show no progress.
-        timeout: seconds that the estimate may take; None for no limit.
+        timeout: seconds that the trace may take; None for no limit.
 
     Raises:
         RequestError: that process refused the request, ended early, or did not end in time.
@@ -109,18 +111,20 @@ def estimate(
         config = _with_gpus(config)
     plan = make_plan(config)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
-    probes = config.backend.name in PROBED and not quick and not on_gpu
-    return report_of(
+    request = Request(plan.workers, plan.nodes, limit, source, quick, on_gpu=on_gpu)
+    request = with_trials(request, config, quiet=quiet)
+    report = report_of(
         "estimate",
         config,
         variables_of(config),
-        status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
+        status="tracing the run ...",
         quiet=quiet,
-        add_files=Request(
-            plan.workers, plan.nodes, limit, source, quick, on_gpu=on_gpu, may_probe_backend=probes
-        ).write,
+        add_files=request.write,
         timeout=timeout,
     )
+    if (reason := report.get("untraceable")) is not None:
+        return untraced(request, config, reason, quiet=quiet)
+    return report
 
 
 def _further_change(config: Config, memory: int | None, *, quiet: bool) -> str:

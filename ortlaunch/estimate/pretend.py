@@ -60,7 +60,7 @@ def join_nobody(world_size: int) -> Workers:
 
 
 def threads_of(config: Config, workers: int) -> int:
-    """The CPU threads of a worker in a run; a process that traces or probes it has one.
+    """The CPU threads of a worker in a run; a process that traces it has one.
 
     Args:
         config: the run's configuration.

@@ -45,13 +45,12 @@ def main() -> None:
             # A worker has it in memory, too.
             session.import_ortmodule()
 
-        from ortlaunch.estimate.gpu_study import GpuStudy
         from ortlaunch.estimate.study import Study
 
         # A collection need not look at what was imported, which stays.
         gc.collect()
         gc.freeze()
-        report = (GpuStudy if request.on_gpu else Study)(config, request).report()
+        report = Study(config, request).report()
     except RequestError as error:
         (folder / REFUSED).write_text(str(error))
     except Exception:

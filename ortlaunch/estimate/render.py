@@ -29,7 +29,7 @@ _PARTS_ON_GPU = {
 
 
 def render(report: dict[str, Any], console: Console) -> None:
-    """Prints a report that `ortlaunch.estimate.study` made."""
+    """Prints a report that `ortlaunch.estimate.report` made."""
     first = report["workers"][0]
     on_gpu = report["device"] == "cuda"
     workers = report["world_size"]
@@ -43,7 +43,8 @@ def render(report: dict[str, Any], console: Console) -> None:
     # Of another backend only the peaks of the phases are known.
     where = " on its GPU" if on_gpu else ""
     title = f"a worker holds{where}{'' if report['backend'] == 'eager' else ' in eager PyTorch'}"
-    console.print(_parts(first, title, _PARTS | (_PARTS_ON_GPU if on_gpu else {})))
+    if first["parts"]:
+        console.print(_parts(first, title, _PARTS | (_PARTS_ON_GPU if on_gpu else {})))
     console.print(_phases(first))
     console.out("\n".join(_conclusions(report)), highlight=False)
     console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
@@ -89,13 +90,7 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         what = f"{size(saved)} of a worker's step" if saved > 0 else "nothing"
         lines.append(f"train.activation_checkpointing=true would save {what}")
     if report["largest_batch_size"] is not None:
-        found = str(report["largest_batch_size"] or "none")
-        if (likely := report["likely_batch_size"]) is not None:
-            probed = " and ".join(map(str, report["probed_batch_sizes"]))
-            found += (
-                f" for sure; {likely} is likely to fit, too far from the probed {probed} to know without an estimate"
-            )
-        lines.append(f"largest micro-batch that fits: {found}")
+        lines.append(f"largest micro-batch that fits: {report['largest_batch_size'] or 'none'}")
     if report["change"]:
         lines.append(f"to make it fit: {report['change']}")
     return lines

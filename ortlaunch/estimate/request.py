@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ortlaunch.config.schema import Config
@@ -11,8 +12,11 @@ from ortlaunch.launch.allocator import allocator_variables
 from ortlaunch.tracking import trackers
 
 REQUEST = "request.json"
-PROBED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
+TRIED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
 """The backends whose memory only real steps show, by their names."""
+
+Points = Sequence[Sequence[int]]
+"""Micro-batches, each with the bytes of the largest worker by a trial with it."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,13 @@ class Request:
     limit_source: str
     """Where the limit is from, in words."""
     quick: bool
-    """Whether to trace only the run as it is asked for, and not what could be changed about it."""
+    """Whether to look only at the run as it is asked for, without trials and without what could be changed about it."""
     on_gpu: bool = False
     """Whether each worker has a GPU, whose memory is asked for. The limit is then that of a GPU."""
-    may_probe_backend: bool = False
-    """Whether a backend that cannot be traced may be probed by real steps; kept probes are used in any case."""
+    tried: Mapping[str, Points] = field(default_factory=dict)
+    """What trials have shown, by the backend."""
+    why_untried: str = ""
+    """Why there were no trials of a backend that needs them, as a clause about real steps."""
 
     @property
     def sharing(self) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from ortlaunch.base.counting import is_power_of_two
-from ortlaunch.base.errors import FindingError, WrongGradientsError
-from ortlaunch.config.schema import Config, OrtConfig, Precision
+from ortlaunch.config.schema import Config, Precision
 from ortlaunch.data.batch import Batch, count, mapped, named
 from ortlaunch.estimate.gpu_operations import as_on_gpu
 from ortlaunch.estimate.ledger import Ledger, Use
@@ -26,10 +24,8 @@ from ortlaunch.estimate.pretend import (
     replacements,
     settle,
 )
-from ortlaunch.estimate.probe_key import MOST_STEPS, compares_beside_copy
 from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.models.checks import check_precision
-from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
 from ortlaunch.trainer.engine import Engine
@@ -50,6 +46,8 @@ _WRITTEN_PER_SECOND = 450e6
 others of the same size had just been removed it took 0.3 s, because the kernel had their pages at hand."""
 _OPERATIONS_PER_SECOND = 50e9
 """Of a core in a training step, roughly."""
+_MOST_STEPS = 20
+"""After so many steps a run does not need more memory."""
 _BUCKET = 25 * 2**20
 _SLOWER = 5
 """In bf16 and fp16, on a CPU without instructions for them."""
@@ -78,8 +76,6 @@ class Trace:
     parts: Parts
     phases: dict[str, Use]
     """The peak of each phase, in the order of a run."""
-    left: int = 0
-    """Bytes of tensors that are still there after it: DeepSpeed's modules refer to its last engine."""
 
     def phases_of(self, *, is_first: bool) -> list[str]:
         """The phases of the first worker or of another one.
@@ -109,14 +105,13 @@ def shapes_of(batch: Batch, batch_size: int) -> Shapes:
     return mapped(batch, shape)
 
 
-def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True, on_gpu: bool = False) -> Trace:
+def trace(config: Config, workers: Workers, shapes: Shapes, *, on_gpu: bool = False) -> Trace:
     """Traces a run as its first worker.
 
     Args:
         config: the run's configuration.
         workers: this worker's place, as if there were others.
         shapes: of a micro-batch.
-        is_fake: whether tensors have no content. Otherwise the phases are really run.
         on_gpu: whether the tensors stand for those on a GPU.
 
     Raises:
@@ -130,65 +125,29 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
             stack.enter_context(replacements(on_gpu=on_gpu))
             if on_gpu:
                 stack.enter_context(as_on_gpu())
-            if is_fake:
-                stack.enter_context(mode)
-                stack.enter_context(few_numbers_known(mode))
-                stack.enter_context(loaded_without_content(mode, ledger.adopt))
+            stack.enter_context(mode)
+            stack.enter_context(few_numbers_known(mode))
+            stack.enter_context(loaded_without_content(mode, ledger.adopt))
             stack.enter_context(ledger)
             stack.enter_context(ledger.seeing_resizes())
             batch = mapped(shapes, lambda one: torch.zeros(one.shape, dtype=one.dtype))
-            found = Rehearsal(config, workers, [batch], ledger, is_fake=is_fake, on_gpu=on_gpu).trace()
+            found = Rehearsal(config, workers, batch, ledger, on_gpu=on_gpu).trace()
             del batch
     finally:
         gc.collect()
-    return replace(found, left=ledger.now.tensors)
-
-
-class Meter(Protocol):
-    """Tells a `Rehearsal` what is in use. `Ledger` counts tensors."""
-
-    @property
-    def now(self) -> Use:
-        """What is in use now."""
-        ...
-
-    def take_peak(self) -> Use:
-        """The largest use since the last call, or since the beginning."""
-        ...
-
-    def repeated(self, times: int) -> contextlib.AbstractContextManager[int]:
-        """Within it is a step, which is repeated so many times after it; returns how many of them are left to take."""
-        ...
-
-    def after(self, seconds: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """Within it is a step, and something is done once, where the step is in a run after so many seconds."""
-        ...
-
-    def answering(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, a value that Python reads from a tensor may be made up."""
-        ...
+    return found
 
 
 class Rehearsal:
     """The phases of a run, in their order."""
 
-    def __init__(
-        self,
-        config: Config,
-        workers: Workers,
-        batches: Sequence[Batch],
-        meter: Meter,
-        *,
-        is_fake: bool,
-        on_gpu: bool = False,
-    ) -> None:
+    def __init__(self, config: Config, workers: Workers, batch: Batch, ledger: Ledger, *, on_gpu: bool) -> None:
         """
         Args:
-            config: the run's configuration.
+            config: the run's configuration, with ``backend=eager``.
             workers: this worker's place.
-            batches: the micro-batch of every step, and those that the backend's check takes in addition.
-            meter: measures the memory.
-            is_fake: whether tensors have no content.
+            batch: the micro-batch of every step.
+            ledger: counts the tensors.
             on_gpu: whether the tensors stand for those on a GPU. A run builds its model in the host's memory, and
                 copies for its checkpoints into that.
         """
@@ -196,14 +155,9 @@ class Rehearsal:
         train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
         self._config = replace(config, train=train)
         self._workers = workers
-        self._meter = meter
-        self._is_fake = is_fake
+        self._ledger = ledger
         self._on_gpu = on_gpu
-        self._batch = batches[0]
-        self._batches = list(batches)
-        self._backend = BackendRun()
-        self._evaluations = 0
-        """How often the model was evaluated."""
+        self._batch = batch
         self._copied = 0
         """Bytes of the largest copy for a checkpoint."""
         self._writers = workers.world_size if config.trainer.name == "ddp" else 1
@@ -214,7 +168,7 @@ class Rehearsal:
         """Runs all phases.
 
         Raises:
-            RequestError: the model, the trainer or the backend refuses the request, as it would in a run.
+            RequestError: the model or the trainer refuses the request, as it would in a run.
         """
         if self._config.train.deterministic:
             make_deterministic()
@@ -226,11 +180,8 @@ class Rehearsal:
         engine = self._start(model)
         self._step(engine)
         # Holes of the allocator grow in the first steps. Tensors are the same in each.
-        with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2) as left:
+        with self._ledger.repeated(min(self._config.train.steps, _MOST_STEPS) - 2):
             parts = self._measured_step(engine)
-        for _ in range(left):
-            self._step(engine)
-        self._recheck()
         self._ended("step")
         self._evaluation(engine)
         if self._on_gpu:
@@ -246,15 +197,12 @@ class Rehearsal:
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
-            self._backend = backend_run(engine, self._config, self._workers, _NOWHERE, None)
-            with _whatever_it_finds():
-                self._backend.check(task, self._batches)
         self._ended("start")
         return engine
 
     def _measured_step(self, engine: Engine) -> Parts:
         """Takes a step in which the optimizer has its state already, and finds its parts."""
-        before = self._meter.now.tensors
+        before = self._ledger.now.tensors
         kept = self._micro_steps(engine) - before
         parameters = list(engine.inner.parameters())
         gradients = _bytes(_local(one.grad) for one in parameters if one.grad is not None)
@@ -262,7 +210,7 @@ class Rehearsal:
         of_model = _storages([*map(_local, parameters), *map(_local, engine.inner.buffers())])
         of_optimizer = {key: size for key, size in _storages(_state_of(engine)).items() if key not in of_model}
         model, state = sum(of_model.values()), sum(of_optimizer.values())
-        stays = self._meter.now.tensors - _bytes(named(self._batch).values())
+        stays = self._ledger.now.tensors - _bytes(named(self._batch).values())
         return Parts(
             parameters=model,
             gradients=gradients,
@@ -283,16 +231,8 @@ class Rehearsal:
         held = [torch.empty(size, dtype=torch.uint8) for size in _pieces(parts.gradients)]
         self._step(engine)
         del held
-        step, reserved = self._phases["step"], self._meter.take_peak().process
+        step, reserved = self._phases["step"], self._ledger.take_peak().process
         self._phases["step"] = replace(step, process=max(step.process, reserved), most=max(step.most, reserved))
-
-    def _recheck(self) -> None:
-        """Compares the gradients once as within a long run: beside the optimizer's state, which the start has not."""
-        backend = self._config.backend
-        step = backend.first_recheck if isinstance(backend, OrtConfig) else None
-        if step is not None and step <= self._config.train.steps:
-            with _whatever_it_finds():
-                self._backend.micro_batch_begins(step, 0, self._batch)
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)
@@ -310,60 +250,38 @@ class Rehearsal:
 
             def forward_done() -> None:
                 nonlocal used
-                used = self._meter.now.tensors
+                used = self._ledger.now.tensors
                 # The model's forward may not read made-up values; what the trainer does afterwards may.
                 stack.enter_context(self._made_up())
 
             engine.forward_done = forward_done
             engine.micro_step(self._batch, last=last)
-            with _whatever_it_finds():
-                self._backend.micro_batch_ends(self._batch)
         return used
 
     def _optimizer_step(self, engine: Engine) -> None:
         with self._made_up():
             engine.step()
-        if engine.known_discarded and self._is_fake:
+        if engine.known_discarded:
             raise RuntimeError("the trainer took the made-up gradients for infinite ones and discarded the step")
 
     def _evaluation(self, engine: Engine) -> None:
         if self._config.train.eval_every is None:
             return
         self._evaluate(engine)
-        if self._compares_after_evaluations:
-            self._step(engine)
         self._ended("evaluation")
 
-    @property
-    def _compares_after_evaluations(self) -> bool:
-        """Whether PyTorch computes the gradients of a batch after an evaluation again, beside those of its step."""
-        train = self._config.train
-        is_before_a_step = train.eval_every is not None and train.eval_every < train.steps
-        return is_before_a_step and isinstance(self._config.backend, OrtConfig)
-
     def _evaluate(self, engine: Engine) -> None:
-        self._evaluations += 1
         with contextlib.ExitStack() as stack:
             with self._made_up():
                 # Some trainers compare a worker's buffers with the first worker's.
                 stack.enter_context(engine.evaluating())
             engine.evaluate(self._batch)
-            # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
-            self._backend.evaluated(self._batch)
-
-    def _evaluate_before_comparison(self, engine: Engine) -> None:
-        """Evaluates until the next step compares gradients, which is after the first, second, fourth time and so on."""
-        while True:
-            self._evaluate(engine)
-            if is_power_of_two(self._evaluations):
-                return
-            self._step(engine)
 
     def _checkpoint(self, engine: Engine) -> None:
         if self._config.train.checkpoint_every is None:
             return
         self._phases |= self._snapshots(engine)
-        self._meter.take_peak()  # The copy is gone only now.
+        self._ledger.take_peak()  # The copy is gone only now.
 
     def _checkpoint_at_most(self, engine: Engine) -> None:
         """The largest peak of a checkpoint whose copy may be gone within the next step.
@@ -372,7 +290,7 @@ class Rehearsal:
         """
         if self._config.train.copied_checkpoints() != 1:
             return
-        self._meter.take_peak()
+        self._ledger.take_peak()
         for name, use in self._snapshots(engine, is_gone=False).items():
             self._phases[name] = replace(self._phases[name], most=max(self._phases[name].most, use.most))
 
@@ -385,7 +303,7 @@ class Rehearsal:
             with self._made_up():
                 self._copy(engine, shared=False, memory=memory)
             self._copied = memory.size
-            self._meter.take_peak()
+            self._ledger.take_peak()
         found: dict[str, Use] = {}
         if self._workers.world_size > 1:
             with as_another_worker(engine) as differs:
@@ -403,11 +321,9 @@ class Rehearsal:
         """
         train, memory = self._config.train, HostMemory()
         copies = train.copied_checkpoints()
-        if self._compares_after_evaluations and compares_beside_copy(train):
-            self._evaluate_before_comparison(engine)
         with self._made_up(), memory.copying(keep=copies > 1):
             written = self._copy(engine, shared=copies == 0, memory=memory)
-        alone = self._meter.take_peak()
+        alone = self._ledger.take_peak()
         if copies == 0:
             return alone
         if copies == 1:
@@ -415,18 +331,14 @@ class Rehearsal:
             held = [written]
             del written
             seconds = self._copied / self._writers / _WRITTEN_PER_SECOND
-            with self._meter.after(seconds, held.clear) if is_gone else contextlib.nullcontext():
+            with self._ledger.after(seconds, held.clear) if is_gone else contextlib.nullcontext():
                 self._step(engine)
-            return replace(_larger(alone, self._meter.take_peak()), least=alone.least)
+            return replace(_larger(alone, self._ledger.take_peak()), least=alone.least)
         self._step(engine)
         # Its memory stays for the next checkpoint, beside all that comes before that.
-        self._recheck()
-        if self._compares_after_evaluations:
-            self._evaluate_before_comparison(engine)
-            self._step(engine)
-        elif train.eval_every is not None and train.eval_every < train.steps:
+        if train.eval_every is not None and train.eval_every < train.steps:
             self._evaluate(engine)
-        return _larger(alone, self._meter.take_peak())
+        return _larger(alone, self._ledger.take_peak())
 
     def _copy(self, engine: Engine, *, shared: bool, memory: HostMemory) -> object:
         """Makes a worker's copy for a checkpoint, of the engine's state and of the buffers beside it; returns it."""
@@ -447,10 +359,10 @@ class Rehearsal:
         self._ended("end")
 
     def _made_up(self) -> contextlib.AbstractContextManager[None]:
-        return self._meter.answering() if self._is_fake else contextlib.nullcontext()
+        return self._ledger.answering()
 
     def _ended(self, phase: str) -> None:
-        self._phases[phase] = self._meter.take_peak()
+        self._phases[phase] = self._ledger.take_peak()
 
 
 def _operations_per_second(config: Config, threads: int) -> float:
@@ -481,11 +393,6 @@ def _pieces(size: int) -> list[int]:
 
 def _larger(one: Use, other: Use) -> Use:
     return Use(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
-
-
-def _whatever_it_finds() -> contextlib.AbstractContextManager[None]:
-    """Within it, the backend is compared with PyTorch. What that finds is no matter of memory; a run says it."""
-    return contextlib.suppress(FindingError, WrongGradientsError)
 
 
 def _state_of(engine: Engine) -> Iterator[torch.Tensor]:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import resource
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
-from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.free_memory import available
-from ortlaunch.base.text import size
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.data.batch import Batch, named
 from ortlaunch.estimate.band import CONTEXT, MIB, OPENING, Band, loaders_of
 from ortlaunch.estimate.gpu_trace import gpu_trace
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody, threads_of
-from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.prepare import open_loader
 
 _BESIDE = 10 * MIB
@@ -34,21 +29,12 @@ _THREAD = 850 * 2**10
 _CONNECTIONS = 17 * MIB
 """What a worker holds for its exchange with others."""
 _MOST_SAMPLES = 2**20
-_SHARE_OF_A_PROBE = 0.7
-"""Share of the free memory that a probe may take; other processes may need some meanwhile."""
-_OF_FAKE_TENSORS = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedFakeTensorException,
-    fake_tensor.UnsupportedOperatorException,
-    fake_tensor.MetadataMismatchError,
-)
-_SIGNS = (
-    *("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses"),
-    *("no fake impl registered", "shape_env must not be None", "'meta' device type", "_share_fd_"),
-)
-"""Signs of errors that are no fault of the model. Others are, unless a real step shows that it trains."""
-_FAILS = "a step of this configuration fails"
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+class UntraceableError(Exception):
+    """A model cannot be traced on tensors without content."""
 
 
 class Traces:
@@ -70,54 +56,31 @@ class Traces:
         self._loader = open_loader(config, self._workers)
         self._loader.start_processes()
         self._batch: Batch = next(self._loader)
-        meter = ProcessMeter()
-        self._opening = max(0, meter.take_peak().most - meter.now.most)
+        self._opening = max(0, _take_peak() - _resident())
         """Bytes that opening the data took and gave back, as where all of it is tokenized."""
         self.loaders = _loaders(self._loader.processes)
         """The memory of a worker's loader processes."""
         self._held_out = self._evaluated()
         self._known: dict[tuple[bool, int, int], Trace] = {}
         """By whether activations are checkpointed, the micro-batch, and the accumulated micro-batches."""
-        self.is_fake = True
-        """Whether tensors have no content. Otherwise a step was really taken."""
-        self.note = ""
-        """Why a step was really taken."""
         self.base = 0
         """Bytes of a worker without tensors, after `asked`."""
 
     def asked(self) -> Trace:
-        """The trace of the run as it is asked for; a probe if its model needs tensors with content.
+        """The trace of the run as it is asked for.
 
         Raises:
-            RequestError: the request is refused as in a run, or its step fails.
+            RequestError: the request is refused as in a run.
+            UntraceableError: the model needs tensors with content, or its step fails.
         """
         try:
             return self._traced(self._config)
         except RequestError:
             raise
         except Exception as error:
-            reason, needs_content = _reason(error), _needs_content(error)
+            raise UntraceableError(f"{type(error).__name__}: {_shortened(error)}") from error
         finally:
-            # Before a probe, whose tensors would be in it.
-            self.base = CONTEXT.middle if self._request.on_gpu else self._process_base()
-        self.is_fake = False
-        self.note = f"the model cannot be traced on tensors without content ({reason})"
-        if self._request.on_gpu:
-            raise RequestError(self.note if needs_content else f"{_FAILS}: {reason}")
-        most = _limit_memory(self._request.limit)
-        try:
-            found = self._traced(self._config)
-        except RequestError:
-            raise
-        except Exception as error:
-            is_too_large = is_lack_of_memory(error)
-            if not needs_content and not is_too_large:
-                raise RequestError(f"{_FAILS}: {_reason(error)}") from error
-            where = f" in a process that may take {size(most)}" if is_too_large else ""
-            raise RequestError(f"{self.note}, and one real step of it fails{where}: {_reason(error)}") from error
-        # What the step has imported and keeps beside its tensors, which the trace did not come to.
-        self.base = max(self.base, self._process_base() - found.left)
-        return found
+            self.base = self.base or (CONTEXT.middle if self._request.on_gpu else self._process_base())
 
     def near(self, config: Config) -> Trace:
         """The trace of a run that is near the one that is asked for.
@@ -130,7 +93,7 @@ class Traces:
         except RequestError:
             raise
         except Exception as error:
-            raise RequestError(f"{_FAILS}: {shortened(error)}") from error
+            raise RequestError(f"a step of this configuration fails: {_shortened(error)}") from error
 
     @property
     def most_samples(self) -> int:
@@ -148,25 +111,21 @@ class Traces:
 
     def _traced_anew(self, config: Config) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
-        # What other backends hold is a factor on this where they are not probed; see `phase_band`.
+        # What other backends hold is a factor on this where they are not tried; see `phase_band`.
         config = replace(config, backend=EagerConfig())
         if self._request.on_gpu:
             return gpu_trace(config, self._workers, shapes)
-        found = trace(config, self._workers, shapes, is_fake=self.is_fake)
+        found = trace(config, self._workers, shapes)
         opening = Use(0, self._opening, self._opening, self._opening)
         return replace(found, phases={OPENING: opening, **found.phases})
 
-    @property
-    def beside(self) -> int:
-        """Bytes that a worker holds for its connections and threads; this process and a probe have one thread alone."""
-        connections = _CONNECTIONS if self._request.world_size > 1 else 0
-        return connections + (threads_of(self._config, self._request.workers) - 1) * _THREAD
-
     def _process_base(self) -> int:
-        """Bytes of a worker without tensors. This process has imported, opened and built the same."""
+        """Bytes of a worker without tensors. This process has imported, opened and built the same, with one thread."""
         # Of what a trace has freed the allocator keeps up to 80 MiB, by chance: 373 to 405 MiB for gpt2_nano.
         _give_free_memory_back()
-        return int(psutil.Process().memory_info().rss) + _BESIDE + self.beside + self._held_out
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        threads = (threads_of(self._config, self._request.workers) - 1) * _THREAD
+        return _resident() + _BESIDE + connections + threads + self._held_out
 
     def _evaluated(self) -> int:
         """Bytes of the held-out batches, which a worker keeps."""
@@ -177,13 +136,21 @@ class Traces:
         return sum(tensor.nbytes for one in held_out for tensor in named(one.batch).values())
 
 
-def shortened(error: BaseException) -> str:
+def _shortened(error: BaseException) -> str:
     """The beginning of an error's text in one line."""
     return " ".join(str(error).split())[:300]
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {shortened(error)}"
+def _resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _take_peak() -> int:
+    """The most that was resident since the last call; since this process began where the kernel keeps only that."""
+    lines = _STATUS.read_text().splitlines()
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text(_RESET_PEAK)
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def _loaders(processes: Sequence[int]) -> Band:
@@ -197,20 +164,3 @@ def _give_free_memory_back() -> None:
     """Lets glibc return what it keeps of freed tensors; other allocators keep it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _limit_memory(limit: int | None) -> int:
-    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody.
-
-    Returns:
-        How many bytes more it may take.
-    """
-    free = int(_SHARE_OF_A_PROBE * available())
-    most = free if limit is None else min(limit, free)
-    resource.setrlimit(resource.RLIMIT_AS, (int(psutil.Process().memory_info().vms) + most, resource.RLIM_INFINITY))
-    return most
-
-
-def _needs_content(error: Exception) -> bool:
-    """Whether a trace failed because tensors have no content, and not because the step is wrong."""
-    return isinstance(error, _OF_FAKE_TENSORS) or any(sign in str(error) for sign in _SIGNS)

@@ -151,8 +151,8 @@ class OrtRun(BackendRun):
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
     def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
-        """Has batches of new sizes computed by a graph that is right for them, and compares the gradients with PyTorch's
-        again where that is due, while no gradients of the run are in memory.
+        """Has a batch of new sizes computed by a graph that is right for them, and compares the gradients with those of
+        PyTorch again where that is due, while no gradients of the run are in memory.
 
         Raises:
             RequestError: a size now decides otherwise, and no graph of its own is right.

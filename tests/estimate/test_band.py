@@ -6,9 +6,8 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.estimate.band import (
-    OPENING,
     Band,
-    bands_of,
+    by_trials,
     compilers_of,
     loaders_of,
     phase_band,
@@ -49,32 +48,18 @@ def test_a_band_leaves_room_for_twice_the_holes_and_for_small_processes() -> Non
     assert small.middle - small.low > 30 * 2**20
 
 
-def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
-    nothing = {"least": 0, "tensors": 0, "process": 0, "most": 0}
-    step = {"least": GIB // 2, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 3}
-    phases = {"step": step, "end": nothing}
-    single = {name: bands_of([name], GIB, phases, {}) for name in ("eager", "compile", "ort")}
-    for phase, band in bands_of(list(single), GIB, phases, {}).items():
-        assert band.high == max(one[phase].high for one in single.values())
-        assert band.middle == max(one[phase].middle for one in single.values())
-        # A run "does not fit" only if none of them does.
-        assert band.low == min(one[phase].low for one in single.values())
+@pytest.mark.parametrize(("size", "middle", "off"), [(16, 260, 64 + 0.08 * 260), (12, 220, 64 + 0.08 * 220 + 0.3 * 40)])
+def test_a_line_goes_through_its_trials_and_is_surest_there(size: int, middle: int, off: float) -> None:
+    mib = 2**20
+    band = by_trials([(8, 180 * mib), (16, 260 * mib)], size)
+    assert band.middle == middle * mib
+    assert band.high - band.middle == band.middle - band.low == pytest.approx(off * mib, rel=1e-5)
+    by_chance = by_trials([(8, 180 * mib), (16, 260 * mib)], size, chance=mib)
+    assert (by_chance.low, by_chance.high) == (band.low - mib, band.high + mib)
 
 
-def test_a_probe_replaces_the_factors_of_its_backend_alone() -> None:
-    phases = {"step": {"least": GIB, "tensors": GIB, "process": GIB, "most": GIB}}
-    probe = {"step": Band(5 * GIB, 6 * GIB, 7 * GIB)}
-    assert bands_of(["compile"], GIB, phases, {"compile": probe}) == probe
-    assert bands_of(["ort"], GIB, phases, {"compile": probe}) == bands_of(["ort"], GIB, phases, {})
-    both = bands_of(["ort", "compile"], GIB, phases, {"compile": probe})["step"]
-    assert both.middle == 6 * GIB and both.low < 5 * GIB
-
-
-def test_no_backend_changes_what_opening_the_data_takes() -> None:
-    phases = {OPENING: {"least": 0, "tensors": GIB, "process": GIB, "most": GIB}}
-    bands = [bands_of([name], GIB, phases, {})[OPENING] for name in ("eager", "compile", "ort")]
-    assert bands[0] == bands[1] == bands[2]
-    assert 2 * GIB == bands[0].middle < bands[0].high < 2.2 * GIB
+def test_a_larger_micro_batch_never_needs_less() -> None:
+    assert by_trials([(1, 500), (2, 490)], 64).middle == 490
 
 
 def test_loader_processes_keep_one_copy_of_what_their_worker_changes() -> None:

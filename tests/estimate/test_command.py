@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -61,15 +60,17 @@ def test_a_fits_holds_for_whatever_backend_is_chosen(tmp_path: Path) -> None:
     assert estimated(tmp_path, "backend=auto", *words, f"--memory={between}MiB", code=1)["verdict"] == "tight"
 
 
-@pytest.mark.nightly
-def test_a_model_that_branches_on_its_data_is_probed(tmp_path: Path) -> None:
+def test_a_model_that_branches_on_its_data_is_tried(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(BRANCHES)
     words = ("model=factory", "model.target=nets:Net", "data=digits", "trainer=single", *WORDS[1:], "--memory=100MiB")
     report = estimated(tmp_path, *words, code=1)
-    assert report["method"] == "a probe: one real step"
+    assert report["method"] == "real steps with micro-batches 2 and 4"
     assert "cannot be traced on tensors without content" in report["note"]
-    assert report["workers"][0]["parts"]["parameters_bytes"] == 4 * 650
     assert report["verdict"] == "does not fit"
+    assert [one.name for one in tmp_path.iterdir() if one.name != "__pycache__"] == ["nets.py"]
+    refused = ortlaunch(tmp_path, "estimate", *words, "--quick")
+    assert refused.returncode == 2
+    assert "is not known without real steps, which --quick leaves out" in refused.stderr
 
 
 @pytest.mark.nightly
@@ -136,21 +137,14 @@ def test_under_deepspeed_the_first_worker_alone_copies_the_model_for_a_checkpoin
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["compile", pytest.param("ort", marks=pytest.mark.ort)])
-def test_a_backend_is_probed_and_the_probes_are_used_again(tmp_path: Path, backend: str) -> None:
+def test_a_backend_is_tried(tmp_path: Path, backend: str) -> None:
     words = ("model=mlp", f"backend={backend}", "device=cpu", "trainer=ddp", "launcher.workers_per_node=2")
-    cache = {"ORTLAUNCH_CACHE": str(tmp_path / "cache")}
-    quick = ("--quick", "--format=json")
-    before, probed, after, other = (
-        json.loads(ortlaunch(tmp_path, "estimate", *words, *more, **cache).stdout)
-        for more in (quick, ("--format=json",), quick, ("train.batch_size=6", *quick))
-    )
-    assert "which --quick and the check before a run leave out" in before["note"]
-    assert probed["probed_batch_sizes"] == after["probed_batch_sizes"] == other["probed_batch_sizes"] == [2, 4]
-    assert "by real steps with micro-batches 2 and 4" in probed["method"]
-    assert probed["workers"][0]["high_bytes"] < before["workers"][0]["high_bytes"]
-    assert (probed["machine"]["compilers_bytes"] > 0) is (backend == "compile")
-    assert probed["machine"]["peak_bytes"] == after["machine"]["peak_bytes"]
-    assert (before["note"] == "", probed["note"], after["note"]) == (False, "", "")
+    quick, tried = (estimated(tmp_path, *words, *more) for more in (("--quick",), ()))
+    assert "which --quick leaves out" in quick["note"]
+    assert (tried["probed_batch_sizes"], tried["note"]) == ([2, 4], "")
+    assert "by real steps with micro-batches 2 and 4" in tried["method"]
+    assert tried["workers"][0]["high_bytes"] < quick["workers"][0]["high_bytes"]
+    assert (tried["machine"]["compilers_bytes"] > 0) is (backend == "compile")
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import traces
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import threads_of
-from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Parts, Trace
 
@@ -50,7 +44,7 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
         # Few samples, whose order is in memory too.
         data = ("data=text", f"data.path={folder}", "data.seq_len=8192")
         words = ("model=gpt2_nano", *data, "trainer=single", "backend=eager", "device=cpu")
-        ProcessMeter().take_peak()
+        traces._take_peak()
         try:
             return traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True)).asked()
         finally:
@@ -99,79 +93,12 @@ def test_what_a_trace_has_freed_is_no_part_of_the_process(monkeypatch: pytest.Mo
     assert added < size // 2 * MIB
 
 
-def test_what_only_a_real_step_imports_is_a_part_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported: list[bytes] = []
-    size = 512  # Much beside what this process may free meanwhile.
-
-    def traced(*_: Any, is_fake: bool) -> Trace:
-        if is_fake:
-            raise DataDependentOutputException("an item")
-        imported.append(b"x" * (size + 64) * MIB)
-        # Of which a part is tensors to which a library still refers.
-        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)}, left=64 * MIB)
+def test_a_model_that_cannot_be_traced_is_told_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(*_: Any) -> Trace:
+        raise ValueError("needs\ncontent")
 
     monkeypatch.setattr(traces, "trace", traced)
-    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: None)
-    found, added = asked()
-    assert not found.is_fake
-    assert size - 40 < added / MIB < size + 20
-
-
-@torch.library.custom_op("ortlaunch_tests::doubled", mutates_args=())
-def doubled(tensor: torch.Tensor) -> torch.Tensor:
-    return 2 * tensor
-
-
-def jagged(*_: object) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-
-
-@pytest.mark.parametrize("operation", [doubled, jagged, torch.Tensor.share_memory_, torch.Tensor.numpy])
-def test_an_operation_that_needs_content_does_not_make_a_step_wrong(operation: Callable[[torch.Tensor], Any]) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception) as caught:
-        operation(torch.ones(3))
-    assert traces._needs_content(caught.value)
-
-
-def test_a_step_that_only_a_trace_cannot_take_is_really_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def traced(*_: Any, is_fake: bool) -> Trace:
-        if is_fake:
-            raise ValueError("what no list of errors has")
-        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
-
-    monkeypatch.setattr(traces, "trace", traced)
-    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: 2048 * MIB)
-    found, _ = asked()
-    assert not found.is_fake
-    assert "(ValueError: what no list of errors has)" in found.note
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        (
-            DataDependentOutputException("an item"),
-            ValueError("no class"),
-            "one real step of it fails: ValueError: no class",
-        ),
-        (
-            DataDependentOutputException("an item"),
-            MemoryError("no room"),
-            "one real step of it fails in a process that may take 2.00 GiB: MemoryError: no room",
-        ),
-        (ValueError("a shape"), ValueError("the shape"), "a step of this configuration fails: ValueError: the shape"),
-    ],
-    ids=["wrong", "too large", "wrong in both"],
-)
-def test_a_real_step_that_fails_says_why(
-    monkeypatch: pytest.MonkeyPatch, first: Exception, second: Exception, said: str
-) -> None:
-    def traced(*_: Any, is_fake: bool) -> Trace:
-        raise first if is_fake else second
-
-    monkeypatch.setattr(traces, "trace", traced)
-    monkeypatch.setattr(traces, "_limit_memory", lambda _limit: 2048 * MIB)
-    with pytest.raises(RequestError, match=re.escape(said)):
+    with pytest.raises(traces.UntraceableError, match=r"^ValueError: needs content$"):
         asked()
 
 

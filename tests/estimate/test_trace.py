@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -14,17 +10,13 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from ortlaunch.base.errors import FindingError, RequestError, WrongGradientsError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate import trace as trace_module
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import few_numbers_known, join_nobody, loaded_without_content, replacements
-from ortlaunch.estimate.probe import ProcessMeter
-from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
-from ortlaunch.models.task import Batch, Task
-from ortlaunch.trainer.backend_run import BackendRun
-from ortlaunch.trainer.checkpoint.host import HostMemory
+from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Trace, trace
 from ortlaunch.trainer.workers import Workers
 
 MIB = 2**20
@@ -222,41 +214,6 @@ def test_a_copy_is_there_beside_a_step_until_it_is_written(
     assert use.most > 7 * PARAMETERS
 
 
-@pytest.mark.parametrize(("trainer", "writers"), [("single", 1), ("ddp", 2), ("deepspeed", 1)])
-def test_workers_with_the_same_copy_divide_its_writing(trainer: str, writers: int) -> None:
-    workers = Workers(0, 2, torch.device("cpu"), 1)
-    config = to_config(compose(["model=mlp", f"trainer={trainer}", "backend=eager", "device=cpu"]))
-    assert Rehearsal(config, workers, [{}], ProcessMeter(), is_fake=False)._writers == writers
-
-
-def test_a_worker_keeps_its_copy_until_the_first_one_has_written_a_larger_one() -> None:
-    written: list[float] = []
-
-    class Meter(ProcessMeter):
-        def after(self, seconds: float, act: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-            written.append(seconds)
-            return contextlib.nullcontext()
-
-    deep = SimpleNamespace(zero_optimization_partition_weights=lambda: False, save_non_zero_checkpoint=True)
-
-    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
-        memory.copy(torch.ones(300 if deep.save_non_zero_checkpoint else 100))
-
-    words = ("model=mlp", "trainer=deepspeed", "backend=eager", "device=cpu", "train.steps=3")
-    config = to_config(compose([*words, "train.checkpoint_every=2"]))
-    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], Meter(), is_fake=False)
-    engine: Any = SimpleNamespace(
-        _engine=deep,
-        micro_step=lambda _batch, last: None,
-        step=lambda: None,
-        snapshot=snapshot,
-        inner=torch.nn.Module(),
-        known_discarded=False,
-    )
-    assert list(rehearsal._snapshots(engine)) == [OTHERS_CHECKPOINT, "checkpoint"]
-    assert written == [pytest.approx(300 * 4 / trace_module._WRITTEN_PER_SECOND)] * 2
-
-
 class Queue(torch.nn.Module):
     """Keeps a mebibyte of what it has seen in its state dict, and two beside it."""
 
@@ -285,16 +242,6 @@ def test_an_evaluation_keeps_a_copy_of_buffers_that_differ_from_the_first_worker
     finally:
         dist.destroy_process_group()
     assert 6 * MIB < found.phases["evaluation"].tensors < 6.2 * MIB
-
-
-@pytest.mark.parametrize(("sends", "copied"), [(True, 2), (False, 3)])
-def test_workers_that_have_their_own_buffers_copy_them_to_compare_them(sends: bool, copied: int) -> None:
-    config = to_config(compose(["model=mlp", "trainer=fsdp", "backend=eager", "device=cpu"]))
-    rehearsal = Rehearsal(config, Workers(0, 2, torch.device("cpu"), 1), [{}], ProcessMeter(), is_fake=False)
-    engine: Any = SimpleNamespace(inner=Queue(), sends_buffers=sends, snapshot=lambda _folder, shared, memory: None)
-    memory = trace_module._Counted()
-    rehearsal._copy(engine, shared=False, memory=memory)
-    assert memory.size == copied * MIB
 
 
 def test_the_ledger_tells_when_so_many_operations_are_made() -> None:
@@ -328,41 +275,6 @@ def test_the_memory_of_a_copy_is_there_beside_every_step_to_the_next_checkpoint(
     assert kept["end"].tensors < 3.5 * PARAMETERS
 
 
-def test_what_comes_between_two_checkpoints_is_beside_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime is compared with PyTorch after an evaluation and in some steps, which holds gradients twice."""
-    compared: list[str] = []
-    monkeypatch.setattr(BackendRun, "evaluated", lambda _self, batch: compared.append("evaluation"))
-    monkeypatch.setattr(BackendRun, "micro_batch_begins", lambda _self, step, index, batch: compared.append("step"))
-    config = to_config(
-        compose(
-            [
-                *("model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=3", "train.eval_every=3"),
-                *("train.checkpoint_every=2", "train.steps=9", "device=cpu"),
-            ]
-        )
-    )
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
-    copies: list[torch.Tensor] = []
-
-    def snapshot(_folder: Path, *, shared: bool, memory: HostMemory) -> None:
-        copies.append(memory.copy(torch.ones(3)))
-
-    engine: Any = SimpleNamespace(
-        evaluating=contextlib.nullcontext,
-        evaluate=lambda _batch: None,
-        micro_step=lambda _batch, last: None,
-        step=lambda: None,
-        snapshot=snapshot,
-        inner=torch.nn.Module(),
-        known_discarded=False,
-    )
-    rehearsal._checkpoint(engine)
-    assert len(copies) == 1
-    assert compared == ["step", "evaluation"]
-
-
 def test_tensors_that_only_have_a_shape_take_no_memory() -> None:
     with FakeTensorMode(), Ledger() as ledger:
         shape = torch.zeros(QUARTER, device="meta") + 1
@@ -393,33 +305,11 @@ def test_phases_that_a_run_does_not_have_are_left_out() -> None:
     assert list(traced(*words).phases) == ["build", "start", "step", "evaluation"]
 
 
-def test_a_trace_agrees_with_real_tensors() -> None:
-    config = to_config(compose(["model=mlp", "trainer=single", "backend=eager", "device=cpu"]))
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    fake, real = (trace(config, worker, SHAPES, is_fake=is_fake) for is_fake in (True, False))
-    assert fake.parts == real.parts
-    assert fake.phases == pytest.approx(real.phases)
-
-
 def test_more_steps_raise_what_the_process_keeps_and_not_its_tensors() -> None:
     words = ("model.params.hidden_dim=20000", "train.checkpoint_every=null", "train.save_weights=false")
     few, many = (traced(*words, f"train.steps={steps}").phases["step"] for steps in (2, 20))
     assert few.tensors == many.tensors
     assert few.process < many.process <= many.most
-
-
-def test_tensors_that_stay_after_a_trace_are_told_of() -> None:
-    kept = []
-
-    class Keeping(torch.nn.Linear):
-        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-            kept[:] = [torch.ones(QUARTER)]
-            return super().forward(pixel_values.flatten(1))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_module, "build_seeded", lambda _config: Keeping(64, 10))
-        assert traced().left == MIB
-    assert traced().left == 0
 
 
 def test_what_torch_finds_out_on_tensors_of_the_whole_shape_is_not_counted() -> None:
@@ -440,104 +330,6 @@ def test_the_first_worker_alone_copies_the_model_and_collects_the_weights() -> N
     assert found.phases_of(is_first=False) == ["build", "step", OTHERS_CHECKPOINT]
 
 
-def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-    monkeypatch.setattr(BackendRun, "evaluated", lambda _self, batch: compared.append(len(batch)))
-    traced("train.eval_every=5")
-    assert compared == [2]
-
-
-@pytest.mark.parametrize(("steps", "after"), [(2, 0), (3, 1)])
-def test_the_step_after_an_evaluation_is_compared_beside_its_gradients(steps: int, after: int) -> None:
-    calls: list[str] = []
-
-    class Backend(BackendRun):
-        def micro_batch_ends(self, batch: Batch) -> bool:
-            calls.append("compared")
-            return True
-
-    words = ("model=mlp", "trainer=single", "backend=ort", "train.eval_every=2", f"train.steps={steps}")
-    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    rehearsal = Rehearsal(to_config(compose(list(words))), worker, [batch], ProcessMeter(), is_fake=False)
-    rehearsal._backend = Backend()
-    engine: Any = SimpleNamespace(
-        evaluating=contextlib.nullcontext,
-        evaluate=lambda _batch: calls.append("evaluated"),
-        micro_step=lambda _batch, last: calls.append("gradients"),
-        step=lambda: calls.append("updated"),
-        known_discarded=False,
-    )
-    rehearsal._evaluation(engine)
-    assert calls == ["evaluated", *["gradients", "compared", "updated"] * after]
-
-
-@pytest.mark.parametrize(
-    ("words", "events"),
-    [
-        # Gradients are compared after the second evaluation and the fourth.
-        (["train.checkpoint_every=2"], "evaluated copied step evaluated step evaluated copied step"),
-        (["train.checkpoint_every=3", "train.steps=4"], "copied step copied step"),
-        (["train.checkpoint_every=2", "train.checkpoint_async=false"], "copied copied"),
-        (["train.checkpoint_every=2", "backend=eager"], "copied step copied step"),
-        (["train.checkpoint_every=1"], "copied step evaluated step copied step evaluated step evaluated step"),
-    ],
-    ids=["together", "other steps", "no step beside it", "eager", "memory that stays"],
-)
-def test_gradients_are_compared_beside_the_copy_of_a_checkpoint_where_a_run_does_so(
-    words: list[str], events: str
-) -> None:
-    seen: list[str] = []
-
-    class Backend(BackendRun):
-        def evaluated(self, batch: Batch) -> None:
-            seen.append("evaluated")
-
-    common = ("model=mlp", "trainer=single", "train.eval_every=2", "train.steps=3")
-    backend = () if "backend=eager" in words else ("backend=ort",)
-    config = to_config(compose([*common, *backend, *words]))
-    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
-    rehearsal._backend = Backend()
-    engine: Any = SimpleNamespace(
-        evaluating=contextlib.nullcontext,
-        evaluate=lambda _batch: None,
-        micro_step=lambda _batch, last: seen.append("step"),
-        snapshot=lambda _folder, shared, memory: seen.append("copied"),
-        inner=torch.nn.Module(),
-        step=lambda: None,
-        known_discarded=False,
-    )
-    rehearsal._evaluation(engine)
-    seen.clear()
-    # Of another worker than the first one, and of the first.
-    for _ in range(2):
-        rehearsal._snapshot(engine)
-    assert " ".join(seen) == events
-
-
-def test_what_a_comparison_with_pytorch_finds_does_not_end_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Backend(BackendRun):
-        def micro_batch_ends(self, batch: Batch) -> bool:
-            raise WrongGradientsError("after an evaluation")
-
-        def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
-            raise WrongGradientsError("while it trains")
-
-        def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
-            raise FindingError("at the start")
-
-    monkeypatch.setattr("ortlaunch.estimate.trace.backend_run", lambda *_: Backend())
-    assert "step" in traced().phases
-    config = to_config(compose(["model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=1"]))
-    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
-    rehearsal._backend = Backend()
-    rehearsal._recheck()
-
-
 def test_a_deterministic_run_writes_to_all_memory_that_it_gets() -> None:
     try:
         # As DeepSpeed's buckets, which are longer than the gradients in them.
@@ -549,29 +341,3 @@ def test_a_deterministic_run_writes_to_all_memory_that_it_gets() -> None:
             del bucket
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize(("times", "left"), [(-1, 0), (0, 0), (1, 1), (18, 3)])
-def test_a_probe_takes_a_few_of_the_further_steps(times: int, left: int) -> None:
-    with ProcessMeter().repeated(times) as found:
-        assert found == left
-
-
-@pytest.mark.parametrize(("steps", "compared"), [(9, []), (10, [10])])
-def test_a_long_run_compares_its_gradients_beside_the_optimizers_state(steps: int, compared: list[int]) -> None:
-    seen: list[int] = []
-
-    class Backend(BackendRun):
-        def micro_batch_begins(self, step: int, index: int, batch: Batch) -> bool:
-            seen.append(step)
-            return True
-
-    config = to_config(
-        compose(["model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=10", f"train.steps={steps}"])
-    )
-    worker = Workers(0, 1, torch.device("cpu"), 1)
-    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
-    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
-    rehearsal._backend = Backend()
-    rehearsal._recheck()
-    assert seen == compared
