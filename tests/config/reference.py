@@ -113,7 +113,7 @@ def _type(hint: Any) -> str:
         return f"list of {_type(parts[0])}"
     if typing.get_origin(hint) is dict:
         return "keys and values"
-    return {str: "text", int: "integer", float: "number", bool: "`true` `false`"}[hint]
+    return {Any: "any", str: "text", int: "integer", float: "number", bool: "`true` `false`"}[hint]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

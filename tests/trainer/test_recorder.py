@@ -14,6 +14,7 @@ from ortlaunch.metrics.gpu import FIELDS as GPU_FIELDS
 from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import NODE_FIELDS
 from ortlaunch.tracking.journal import Journal, read_events
+from ortlaunch.trainer.mean import Mean
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.workers import Workers
 
@@ -59,7 +60,7 @@ def recorded(tmp_path: Path, sampler: Sampler, *, disturbed: int = 0) -> list[di
         recorder.step_done()
         if step == disturbed:
             recorder.disturbed()
-        recorder.log(step, torch.tensor(1.0), None, 0.1, ENGINE)
+        recorder.log(step, Mean(1, torch.device("cpu")), None, 0.1, ENGINE)
     recorder.finish(10)
     return read_events(journal.path, 0)[0]
 

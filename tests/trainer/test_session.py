@@ -82,10 +82,12 @@ def session_of(
         restart_clock=lambda: None,
         stop=lambda: None,
         position=Position(),
+        task=SimpleNamespace(state=dict),
     )
     session: Any = object.__new__(Session)
     session.config = SimpleNamespace(train=cfg, launcher=SimpleNamespace(grace_seconds=7))
-    session.start, session.stopped_at, session.score, session.journal = Start(), None, None, None
+    session.start, session.stopped_at, session.journal = Start(), None, None
+    session.values, session.best, session.own, session.last_step = {}, None, {}, cfg.steps
     session.watch, session.engine, session.recorder = watch, nothing, nothing
     session.system = SimpleNamespace(sampler=nothing)
     session._saver, session._stop, session._feed = saver, nothing, nothing
