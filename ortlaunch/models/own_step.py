@@ -38,13 +38,18 @@ class OwnStep(Task):
         return super().evaluate(model, batch) if self.training is None else self.run(model, batch)
 
     def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
-        """The step's loss, and what each of its calls of the model has returned."""
+        """The step's loss, and what each of its calls of the model has returned; the step's state stays."""
         if self.training is None:
             return super().outputs(model, batch)
         returned: list[Any] = []
-        with _noted(model, returned) as called:
+        with self.kept(), _noted(model, returned) as called:
             result = self.training.result(called, batch)
         return {"loss": result.loss, "outputs": returned}
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """As of `Task`; the step's state stays."""
+        with self.kept():
+            return self.run(model, batch).loss
 
     def state(self) -> dict[str, Any]:
         """The state of steps that are objects, by their key."""
@@ -58,12 +63,16 @@ class OwnStep(Task):
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Within it, the model is called beside the training; the state of steps is as before at its end."""
-        before = copy.deepcopy(self.state())
+        """Within it, the model is called beside the training; the state of the step is as before at its end."""
+        step = self.training
+        if step is None or not hasattr(step.called, "state_dict"):
+            yield
+            return
+        before = copy.deepcopy(step.called.state_dict())
         try:
             yield
         finally:
-            self.load_state(before)
+            self.load_state({step.key: before})
 
     def _own(self) -> list[Own]:
         return [one for one in (self.training, self.evaluation) if one is not None]
@@ -145,8 +154,8 @@ def make_step(model: torch.nn.Module, batch: Batch, train: str | None, evaluatio
     )
 
 
-class _Noted:
-    """Stands for what is called like a model and is none, such as a graph, and notes what it returns."""
+class Noted:
+    """Stands for the graph of a model, which is no module itself, and notes what it returns."""
 
     def __init__(self, called: Any, returned: list[Any]) -> None:
         self._called, self._returned = called, returned
@@ -163,7 +172,7 @@ class _Noted:
 @contextlib.contextmanager
 def _noted(model: Any, returned: list[Any]) -> Iterator[Any]:
     if not isinstance(model, torch.nn.Module):
-        yield _Noted(model, returned)
+        yield Noted(model, returned)
         return
     # A wrapper may have a method of this name that reaches the wrapped model.
     handle = torch.nn.Module.register_forward_hook(model, lambda _module, _inputs, found: returned.append(found))

@@ -80,7 +80,7 @@ class Evaluation:
         began = time.perf_counter()
         rows = []
         self._scores.reset()
-        with engine.evaluating():
+        with engine.evaluating(), engine.task.kept():
             for place, batch in enumerate(self._batches):
                 # Copies, since a forward may change its inputs in place, and each evaluation is to be of the same data.
                 here = moved(batch, self._workers.device, copy=True)

@@ -244,10 +244,10 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
 def train(pools: Callable[[int], Pool]) -> Train:
     """Trains ``ARGUMENTS...`` in a folder with workers that stay; `workers` is their number (default: 2, or 1)."""
 
-    def run(cwd: Path, *arguments: str, workers: int | None = None) -> Trained:
+    def run(cwd: Path, *arguments: str, workers: int | None = None, record: Path | None = None) -> Trained:
         if workers is None:
             workers = 1 if compose(list(arguments)).trainer.name == "single" else 2
-        return pools(workers).train(cwd, *arguments)
+        return pools(workers).train(cwd, *arguments, record=record)
 
     return run
 

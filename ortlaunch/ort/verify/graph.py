@@ -26,6 +26,8 @@ class TracedGraph:
         """
         from onnxruntime.training.ortmodule._execution_agent import InferenceAgent
 
+        self.module = session.plain_model(wrapped)
+        """The plain model."""
         manager = session.training_manager(wrapped)
         assert manager is not None
         self._processed = manager._graph_transition_manager._post_export_processed_model_info
