@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Adagrad, Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.targets import check_arguments, load_target
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import ParameterGroups
 
+_Build = Callable[[ParameterGroups], Optimizer]
 _OF_KEYS = ("lr", "weight_decay")
 """Arguments that have keys of their own."""
 
@@ -88,18 +92,10 @@ def made(
 
     optimizer = build(groups)
     _check_step(optimizer, where)
-    dimensions = max((one.ndim for group in groups for one in group["params"]), default=0)
-    try:
-        if not _trains(build, dimensions, in_pieces=in_pieces is not None):
-            raise RequestError(
-                f"{where} does not go with {in_pieces}, which hands the optimizer pieces of weights: the class updates "
-                "them in another way than whole weights, or moves weights whose gradient is zero. Use trainer=ddp"
-            )
-    except RequestError:
-        raise
-    except Exception as error:
-        with_pieces = f" (flat pieces of weights, as {in_pieces} has them)" if in_pieces else ""
-        raise RequestError(f"{where}: its step fails on a small weight{with_pieces}: {first_line(error)}") from error
+    weights = [one for group in groups for one in group["params"]]
+    # As real numbers, also where `ortlaunch estimate` has none.
+    with _disable_current_modes():
+        _try(build, weights, where, in_pieces)
     return optimizer
 
 
@@ -119,37 +115,83 @@ def _takes(called: Callable[..., Any], name: str) -> bool:
     return name in arguments or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in arguments.values())
 
 
-def _trains(build: Callable[[ParameterGroups], Optimizer], dimensions: int, *, in_pieces: bool) -> bool:
-    """Takes a few steps on a small weight; with `in_pieces`, returns whether its pieces move as the weight does.
+def _try(build: _Build, weights: Sequence[torch.Tensor], where: str, in_pieces: str | None) -> None:
+    """Takes a few steps on a small weight, and on pieces of it where a trainer hands them on.
 
-    The pieces are flat, the optimizer is called for one after the other, and one whose gradient is zero has to stay.
+    Raises:
+        RequestError: a step fails, or pieces do not move as the weight does.
     """
+    dimensions = max((one.ndim for one in weights), default=0)
     shape = (*(2,) * (dimensions - 2), 4, 6) if dimensions > 1 else (24,) * dimensions
     draws = torch.Generator().manual_seed(0)
     begin, *gradients = (torch.randn(shape, generator=draws, dtype=torch.float64) for _ in range(4))
     weight = torch.nn.Parameter(begin.clone())
-    optimizer = build(_group(weight))
+    optimizer = build([_group(weight)])
+    try:
+        for gradient in gradients:
+            _step(optimizer, weight, gradient)
+    except Exception as error:
+        raise RequestError(f"{where}: its step fails on a small weight: {first_line(error)}") from error
+    if in_pieces is None:
+        return
+    first = weights[0]
+    try:
+        if isinstance(first, DTensor):
+            together = _as_shards(build, begin, gradients, first.device_mesh)
+        else:
+            together = _in_flat_pieces(build, begin, gradients)
+        moved, off = weight.detach() - begin, together - weight.detach()
+        reason = "" if off.norm() <= 1e-6 * moved.norm() else "they move in another way than the whole weight"
+    except Exception as error:
+        reason = first_line(error)
+    if reason:
+        raise RequestError(
+            f"{where} does not go with {in_pieces}, which hands the optimizer pieces of weights: a trial on a small "
+            f"weight says: {reason}. Use trainer=ddp"
+        )
+
+
+def _as_shards(build: _Build, begin: torch.Tensor, gradients: Sequence[torch.Tensor], mesh: DeviceMesh) -> torch.Tensor:
+    """Trains a sharded weight of which each worker has such a piece; returns the piece."""
+
+    def sharded(piece: torch.Tensor) -> DTensor:
+        return DTensor.from_local(piece.clone(), mesh, [Shard(0)], run_check=False)
+
+    weight = torch.nn.Parameter(sharded(begin))
+    optimizer = build([_group(weight)])
     for gradient in gradients:
-        _step(optimizer, weight, gradient)
-    if not in_pieces:
-        return True
+        _step(optimizer, weight, sharded(gradient))
+    piece: torch.Tensor = weight.detach().to_local()  # type: ignore[attr-defined]
+    return piece.cpu()
+
+
+def _in_flat_pieces(build: _Build, begin: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Trains flat pieces that take a weight's place one after the other, as DeepSpeed does; returns them together.
+
+    DeepSpeed gives weights without a gradient zeros.
+    """
     pieces = [torch.nn.Parameter(piece.clone()) for piece in begin.flatten().split(10)]
     idle = torch.nn.Parameter(torch.ones(5, dtype=torch.float64))
-    optimizer = build(_group(*pieces, idle))
+    optimizer = build([_group(torch.nn.Parameter(one.detach().clone())) for one in (begin, idle)])
+    if isinstance(optimizer, Adagrad):
+        raise ValueError("DeepSpeed makes an Adagrad of its own, without groups and schedule")
+    of_pieces, of_idle = optimizer.param_groups
     for gradient in gradients:
+        of_idle["params"] = []
         for piece, share in zip(pieces, gradient.flatten().split(10), strict=True):
+            of_pieces["params"] = [piece]
             _step(optimizer, piece, share)
+        of_pieces["params"], of_idle["params"] = [], [idle]
         _step(optimizer, idle, torch.zeros_like(idle))
-    moved = weight.detach() - begin
-    off = torch.cat([piece.detach() for piece in pieces]).view(shape) - weight.detach()
-    return bool((idle == 1).all() and off.norm() <= 1e-6 * moved.norm())
+    if not (idle == 1).all():
+        raise ValueError("it moves weights whose gradient is zero")
+    return torch.cat([piece.detach() for piece in pieces]).view(begin.shape)
 
 
-def _group(*weights: torch.nn.Parameter) -> ParameterGroups:
-    return [{"params": [*weights], "lr": 0.01, "weight_decay": 0.0}]
+def _group(weight: torch.nn.Parameter) -> dict[str, Any]:
+    return {"params": [weight], "lr": 0.01, "weight_decay": 0.0}
 
 
 def _step(optimizer: Optimizer, weight: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-    optimizer.param_groups[0]["params"] = [weight]
     weight.grad = gradient.clone()
     optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -165,13 +166,13 @@ def test_the_first_group_that_matches_a_weight_counts() -> None:
         (
             "*.wieght",
             False,
-            r"groups\.0\.match=\*\.wieght matches no parameter of the model: its names are scale, bias, emb",
+            "match=*.wieght matches no parameter of the model: its names are scale, bias, emb",
         ),
         ("*", True, "freezes all weights"),
     ],
 )
 def test_groups_that_do_not_suit_the_model(match: str, frozen: bool, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(RequestError, match=re.escape(words)):
         freeze(Mixed(), AdamWConfig(groups=[GroupConfig(match=match, frozen=frozen)]))
 
 
@@ -262,20 +263,20 @@ def test_an_optimizer_that_cannot_train_is_refused(target: str, keys: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "works"),
+    ("name", "reason"),
     [
-        *((f"torch.optim:{name}", True) for name in ("NAdam", "RAdam", "Adamax", "SGD", "Adagrad", "Rprop", "RMSprop")),
-        *((name, False) for name in ("torch.optim:Adafactor", "torch.optim:ASGD", OWN + "Normed", OWN + "Counting")),
-        (OWN + "Plain", True),
+        *((f"torch.optim:{name}", "") for name in ("NAdam", "RAdam", "Adamax", "SGD", "Rprop", "RMSprop")),
+        (OWN + "Plain", ""),
+        *((name, "another way") for name in ("torch.optim:Adafactor", OWN + "Counting")),
+        *((name, "moves weights whose gradient is zero") for name in ("torch.optim:ASGD", OWN + "Normed")),
+        ("torch.optim:Adagrad", "DeepSpeed makes an Adagrad of its own"),
     ],
 )
-def test_an_optimizer_that_needs_whole_weights_gets_no_pieces(name: str, works: bool) -> None:
+def test_an_optimizer_that_needs_whole_weights_gets_no_pieces(name: str, reason: str) -> None:
     model, cfg = torch.nn.Linear(2, 2), OptimizerFactoryConfig(target=name)
     build_optimizer(model, cfg)
-    with (
-        nullcontext() if works else pytest.raises(RequestError, match="trainer=fsdp, which hands the optimizer pieces")
-    ):
-        build_optimizer(model, cfg, in_pieces="trainer=fsdp")
+    with pytest.raises(RequestError, match=f"does not go with ZeRO, .*{reason}") if reason else nullcontext():
+        build_optimizer(model, cfg, in_pieces="ZeRO")
 
 
 def test_a_real_models_groups() -> None:
