@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ortlaunch.config.devices import usable_cores
 
@@ -16,9 +17,23 @@ COMPILER = 250 * MIB
 LOADER = 50 * MIB
 """What a loader process comes to have for itself later than after its first batches, at most."""
 _MOST_COMPILERS = 32
-_BESIDE = 16 * MIB
-"""How much more or less than supposed a worker may hold beside its tensors, at most. Two workers of gpt2_nano without
-holes in the heap held 6 MiB more than the tracing process, where 27 are supposed."""
+_BELOW_BASE = 16 * MIB
+"""How much less than supposed a worker may hold beside its tensors, at most."""
+_LEAST_KEPT = 0.9
+"""The least that a process keeps for its tensors, as a share of their bytes: it may miss a peak of the trace."""
+
+
+class _Kept(NamedTuple):
+    """What a process keeps for its tensors, with the allocator's holes: a share of their bytes, and bytes beside."""
+
+    likely: float
+    likely_beside: int
+    most: float
+    most_beside: int
+
+
+_KEPT, _KEPT_GATHERING = _Kept(1.1, 0, 1.4, 96 * MIB), _Kept(1.35, 30 * MIB, 3.0, 128 * MIB)
+"""Fitted to runs of 3 steps (docs/estimate.md); after 20 steps one had 1.54 of their bytes and 64 MiB."""
 _SPREAD = 0.08
 """How far a run may be from a trial of it; docs/estimate.md has what was measured."""
 _CHANCE = 64 * MIB
@@ -109,35 +124,30 @@ def compilers() -> int:
     return min(_MOST_COMPILERS, usable_cores())
 
 
-def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
+def phase_band(backend: str, base: int, tensors: int, *, is_sure: bool = True, gathers: bool = False) -> Band:
     """The memory of a process in one phase.
 
     Args:
         backend: the backend's name.
         base: bytes of the process without tensors.
-        use: the phase's ``least``, ``tensors``, ``process`` and ``most`` in bytes, as eager PyTorch has them.
+        tensors: bytes that eager PyTorch holds at the peak.
+        is_sure: whether each run comes to this peak.
+        gathers: whether gloo gathers weights in threads of its own, whose heaps keep what they held.
     """
-    tensors, process = use["tensors"], use["process"]
-    holes = process - tensors
+    certain = tensors if is_sure else 0
     if backend == "ort":
-        return _ort(base, tensors)
+        # The export and the check at the start need a part that does not grow with the batch.
+        return Band(base + certain // 2, base + 140 * MIB + int(0.7 * tensors), base + 400 * MIB + 2 * tensors)
+    kept = _KEPT_GATHERING if gathers else _KEPT
     eager = Band(
-        low=max(0, int(0.95 * base) - _BESIDE) + use["least"],
-        middle=base + process,
-        # Holes of up to 1.75 times the middle model's were measured in a few dozens of runs; others may have more.
-        high=int(1.05 * (base + process)) + _BESIDE + max(holes, use["most"] - process),
+        low=max(0, int(0.95 * base) - _BELOW_BASE) + int(_LEAST_KEPT * certain),
+        middle=base + kept.likely_beside + int(kept.likely * tensors),
+        high=int(1.05 * base) + kept.most_beside + int(kept.most * tensors),
     )
-    return _compile(eager, base, use["least"]) if backend == "compile" else eager
-
-
-def _ort(base: int, tensors: int) -> Band:
-    # The export and the check at the start need a part that does not grow with the batch.
-    return Band(base + tensors // 2, base + 140 * MIB + int(0.7 * tensors), base + 400 * MIB + 2 * tensors)
-
-
-def _compile(eager: Band, base: int, least: int) -> Band:
+    if backend == "eager":
+        return eager
     # Fused operations keep less than eager ones do. The compiler's modules and graphs took 75 to 100 MiB for an mlp.
-    low = int(0.95 * base) + 40 * MIB + least // 2
+    low = int(0.95 * base) + 40 * MIB + certain // 2
     return Band(low, max(low, eager.middle + 90 * MIB), max(low, eager.high + 200 * MIB))
 
 
@@ -155,25 +165,24 @@ def any_of(bands: Sequence[Band]) -> Band:
     return Band(min(one.low for one in bands), max(one.middle for one in bands), max(one.high for one in bands))
 
 
-def gpu_band(backend: str, use: Mapping[str, int]) -> Band:
+def gpu_band(backend: str, tensors: int, reserved: int) -> Band:
     """The memory of a GPU in one phase.
 
     Args:
         backend: the backend's name.
-        use: the phase's ``tensors``, ``process`` and ``most`` in bytes: what eager PyTorch has allocated, what its
-            allocator has reserved for that, and the most that it may have reserved.
+        tensors: bytes that eager PyTorch has allocated.
+        reserved: bytes that its allocator has reserved for them.
     """
-    tensors, reserved, most = (use[name] for name in ("tensors", "process", "most"))
     # Before it fails, the allocator returns what it has reserved and not given out.
     eager = Band(
         CONTEXT.low + int((1 - _BELOW) * tensors),
         CONTEXT.middle + reserved,
-        CONTEXT.high + int((1 + _ABOVE) * most),
+        CONTEXT.high + int((1 + _ABOVE) * reserved),
     )
     if backend == "eager":
         return eager
     low = CONTEXT.low + int(_LEAST * tensors)
-    return Band(low, eager.middle, CONTEXT.high + int(_MOST[backend] * most))
+    return Band(low, eager.middle, CONTEXT.high + int(_MOST[backend] * reserved))
 
 
 def by_trials(points: Iterable[Sequence[int]], size: int, *, chance: int = 0, on_gpu: bool = False) -> Band:

@@ -8,10 +8,7 @@ those of torch 2.6 to 2.13 with their defaults (c10/cuda/CUDACachingAllocator.cp
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from ortlaunch.estimate.resident import Call, Kind, Model
 
 _GRAIN = 512
 _SMALL = 2**20
@@ -37,27 +34,23 @@ class Block:
     is_free: bool = False
 
 
-class DeviceMemory(Model[Block]):
+class DeviceMemory:
     """The segments of a process on one GPU."""
 
     def __init__(self) -> None:
-        self._held = {}
         self._free: dict[bool, list[tuple[int, int, Block]]] = {False: [], True: []}
         """Free blocks by whether they are small, as (size, address, block), in this order."""
-        self._end = 0
         self.now = 0
-        self.peak = 0
+        """Bytes that are reserved."""
+        self._peak = 0
 
-    def _take(self, calls: Iterable[Call], held: dict[int, Block]) -> None:
-        for call in calls:
-            if call.kind in (Kind.allocate, Kind.map):
-                held[call.block] = self._given(call.size)
-            elif call.kind is Kind.free:
-                self._take_back(held.pop(call.block))
-            elif call.kind is Kind.skip:
-                self._take_back(self._given(call.size))
+    def take_peak(self) -> int:
+        """The most that was reserved since the last call, or since the beginning."""
+        peak, self._peak = self._peak, self.now
+        return peak
 
-    def _given(self, size: int) -> Block:
+    def allocate(self, size: int) -> Block:
+        """Gives out a block of so many bytes."""
         size = max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
         is_small = size <= _SMALL
         free = self._free[is_small]
@@ -78,13 +71,13 @@ class DeviceMemory(Model[Block]):
             length = _SMALL_SEGMENT
         else:
             length = _LARGE_SEGMENT if size < _LARGE else -(-size // _LARGE_GRAIN) * _LARGE_GRAIN
-        block = Block(self._end, length, size <= _SMALL)
-        self._end += length
+        block = Block(self.now, length, size <= _SMALL)
         self.now += length
-        self.peak = max(self.peak, self.now)
+        self._peak = max(self._peak, self.now)
         return block
 
-    def _take_back(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
+        """Takes a block back."""
         block.is_free = True
         before, behind = block.before, block.behind
         if before is not None and before.is_free:

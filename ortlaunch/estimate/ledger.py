@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from ortlaunch.estimate import workspace
-from ortlaunch.estimate.device_memory import DeviceMemory
-from ortlaunch.estimate.resident import Resident
+from ortlaunch.estimate.device_memory import Block, DeviceMemory
 
 _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose result the system does not yet hold in memory: a page becomes resident when it is written."""
@@ -27,47 +24,37 @@ _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_em
 class _Entry:
     """One storage."""
 
-    block: int
-    """Its number in `Resident`."""
     size: int
     written: int
     """Bytes of it that were written, from its beginning."""
+    block: Block | None
+    """Its block on a GPU."""
 
 
 @dataclass(frozen=True)
 class Use:
     """A use of memory, in bytes."""
 
-    least: int
-    """Bytes that are in use at least, whatever chance and timing do."""
     tensors: int
-    """Bytes of tensors that were written."""
-    process: int
-    """Bytes that the process keeps for them, with the allocator's holes: the middle one of several models."""
-    most: int
-    """The same by the model that keeps the most."""
+    """Bytes of tensors that were written, and of what operations hold while they run."""
+    reserved: int
+    """Bytes that the allocator of a GPU keeps for them; on the CPU those of the tensors."""
 
 
 class Ledger(TorchDispatchMode):
     """Counts storages from the operation that makes them until nothing refers to them any more."""
 
-    def __init__(self, *, on_gpu: bool = False, operations_per_second: float = 1.0) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
         """
         Args:
             on_gpu: whether the tensors stand for those on a GPU.
-            operations_per_second: floating-point operations of a worker in a step, by which `after` goes.
         """
         super().__init__()
-        self._on_gpu = on_gpu
-        self._operations_per_second = operations_per_second
-        self._resident = Resident([DeviceMemory()] if on_gpu else None)
+        self._device = DeviceMemory() if on_gpu else None
         self._entries: dict[int, _Entry] = {}
         self._tensors = 0
         self._peak = 0
         self._answers = False
-        self._operations_left = 0.0
-        self._act: Callable[[], None] | None = None
-        """What is done when none of these floating-point operations are left."""
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -81,46 +68,30 @@ class Ledger(TorchDispatchMode):
             return False  # As a worker's buffers and the first worker's: a copy of them is kept then.
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if not self._on_gpu:
+        if self._device is None:
             out = workspace.completed(func, args, out)
         # A GPU's memory is taken when it is asked for.
-        is_written = self._on_gpu or func.overloadpacket.__name__ not in _WITHOUT_CONTENT or _fills_memory()
+        is_written = self._device is not None or func.overloadpacket.__name__ not in _WITHOUT_CONTENT or _fills_memory()
         for one in tree_leaves(out):
             if isinstance(one, torch.Tensor):
                 self._note(one, is_written=is_written)
         if func._schema.is_mutable:
             for one in _written(func, args, kwargs):
                 self._note(one, is_written=True)
-        if not self._on_gpu:
-            self._note_workspace(func, args, out)
-        if self._act is not None:
-            self._made(_operations(func, args, kwargs, out))
+        if self._device is None:
+            held = max(workspace.of_kernel(func, args, out), workspace.of_exchange(func, args, out))
+            self._peak = max(self._peak, self._tensors + held)
         return out
 
     @property
-    def now(self) -> Use:
-        """What is in use now."""
-        return _use(self._tensors, self._resident.now)
+    def now(self) -> int:
+        """Bytes of tensors that are in use now."""
+        return self._tensors
 
     def take_peak(self) -> Use:
         """The largest use since the last call, or since the beginning."""
         peak, self._peak = self._peak, self._tensors
-        return _use(peak, self._resident.take_peaks())
-
-    @contextlib.contextmanager
-    def repeated(self, times: int) -> Iterator[int]:
-        """Within it is a step; what its tensors do to the allocator is repeated after it, so that no step is left."""
-        with self._resident.repeated(times):
-            yield 0
-
-    @contextlib.contextmanager
-    def after(self, seconds: float, act: Callable[[], None]) -> Iterator[None]:
-        """Within it, something is done once, as soon as the operations of so many seconds are made."""
-        self._operations_left, self._act = seconds * self._operations_per_second, act
-        try:
-            yield
-        finally:
-            self._act = None
+        return Use(peak, peak if self._device is None else self._device.take_peak())
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -135,23 +106,13 @@ class Ledger(TorchDispatchMode):
         finally:
             self._answers = before
 
-    def adopt(self, tensor: torch.Tensor, *, is_mapped: bool) -> None:
-        """Counts a tensor that no operation has made.
-
-        Args:
-            tensor: all of it was written.
-            is_mapped: whether it is a part of a file that is mapped into memory.
-        """
+    def adopt(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor that no operation has made, and all of which was written."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._entries:
-            return
-        size = storage.nbytes()
-        if not is_mapped:
-            self._note(tensor, is_written=True)
-            return
-        self._enter(storage, _Entry(self._resident.map(size), size, size))
-        self._tensors += size
-        self._peak = max(self._peak, self._tensors)
+        if storage._cdata not in self._entries:
+            entry = self._new(storage.nbytes())
+            self._enter(storage, entry)
+            self._write(entry, entry.size)
 
     @contextlib.contextmanager
     def seeing_resizes(self) -> Iterator[None]:
@@ -169,27 +130,6 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
-
-    def _note_workspace(self, func: Any, args: tuple[Any, ...], out: Any) -> None:
-        """Counts what the CPU's kernels and gloo hold while the operation runs."""
-        self._borrow(workspace.of_kernel(func, args, out))
-        if size := workspace.of_exchange(func, args, out):
-            # Before gloo's thread makes a copy, the calling one makes a tensor of the same size and does not use it.
-            self._resident.skip(size)
-            self._borrow(size, is_exchanged=True)
-
-    def _made(self, operations: float) -> None:
-        self._operations_left -= operations
-        if self._act is not None and self._operations_left <= 0:
-            act, self._act = self._act, None
-            act()
-
-    def _borrow(self, size: int, *, is_exchanged: bool = False) -> None:
-        """Counts bytes that an operation holds only while it runs."""
-        if size == 0:
-            return
-        self._resident.borrow(size, is_exchanged=is_exchanged)
-        self._peak = max(self._peak, self._tensors + size)
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         if tensor.device.type == "meta":
@@ -212,13 +152,12 @@ class Ledger(TorchDispatchMode):
         weakref.finalize(storage, self._drop, storage._cdata)
 
     def _new(self, size: int) -> _Entry:
-        return _Entry(self._resident.allocate(size), size, 0)
+        return _Entry(size, 0, None if self._device is None else self._device.allocate(size))
 
     def _write(self, entry: _Entry, extent: int) -> None:
         added = min(extent, entry.size) - entry.written
         if added > 0:
             entry.written += added
-            self._resident.write(entry.block, added)
             self._tensors += added
             self._peak = max(self._peak, self._tensors)
 
@@ -233,7 +172,8 @@ class Ledger(TorchDispatchMode):
 
     def _forget(self, entry: _Entry) -> None:
         self._tensors -= entry.written
-        self._resident.free(entry.block)
+        if self._device is not None and entry.block is not None:
+            self._device.free(entry.block)
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -245,16 +185,6 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return ()
-
-
-def _use(tensors: int, resident: list[int]) -> Use:
-    return Use(tensors, tensors, int(statistics.median(resident)), max(resident))
-
-
-def _operations(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """Floating-point operations of a matrix product or a convolution; none of others, as the CPU's fused attention."""
-    count = flop_registry.get(func.overloadpacket)
-    return 0.0 if count is None else float(count(*args, **kwargs, out_val=out))
 
 
 def _fills_memory() -> bool:

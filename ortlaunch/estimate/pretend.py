@@ -11,8 +11,8 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,15 +128,8 @@ def replacements(*, on_gpu: bool = False) -> Iterator[None]:
         yield
 
 
-class Adopt(Protocol):
-    """Counts a tensor that no operation has made."""
-
-    def __call__(self, tensor: torch.Tensor, *, is_mapped: bool) -> None:
-        """``is_mapped`` says whether it is a part of a file that is mapped into memory."""
-
-
 @contextlib.contextmanager
-def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]:
+def loaded_without_content(mode: FakeTensorMode, adopt: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within it, a parameter with content becomes a fake one when a module gets it, and is counted.
 
     Weights that are read from files have content: transformers reads them in other threads, for which the mode does
@@ -152,7 +145,7 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
             found = usual(*arguments, **named)
         fakes: dict[str, torch.Tensor] = {name: mode.from_tensor(tensor) for name, tensor in found.items()}
         for fake in fakes.values():
-            adopt(fake, is_mapped=True)
+            adopt(fake)
         return fakes
 
     def taken(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
@@ -163,8 +156,7 @@ def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]
         fake = mode.from_tensor(parameter)
         # transformers marks parameters that need no initial values.
         vars(fake).update(vars(parameter))
-        # A mapped file's storage does not belong to torch's allocator and cannot be resized.
-        adopt(fake, is_mapped=not parameter.untyped_storage().resizable())
+        adopt(fake)
         return fake
 
     # A hook may return another parameter, which its type in torch does not say.

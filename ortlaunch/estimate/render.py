@@ -20,7 +20,7 @@ _PARTS = {
     "optimizer_state_bytes": "optimizer state",
     "trainer_buffers_bytes": "buffers of the trainer (communication buckets)",
     "activations_bytes": "activations kept for the backward",
-    "allocator_bytes": "holes in the allocator's heap at the peak",
+    "allocator_bytes": "likely holes in the allocator's heap",
 }
 _PARTS_ON_GPU = {
     "base_bytes": "CUDA, NCCL and libraries",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
@@ -29,7 +29,7 @@ from ortlaunch.estimate.band import (
 from ortlaunch.estimate.micro_batch import largest
 from ortlaunch.estimate.report import report
 from ortlaunch.estimate.request import TRIED, Request
-from ortlaunch.estimate.trace import Trace
+from ortlaunch.estimate.trace import BY_CHANCE, Trace
 from ortlaunch.estimate.traces import Traces, UntraceableError
 
 _NOTE_WITHOUT_TRIAL = (
@@ -108,15 +108,30 @@ class Study:
         return phases | {f"whole run under {TRIED[name]}": band for name, band in tried.items()}
 
     def _phase(self, backend: str, trace: Trace, phase: str) -> Band:
-        use = asdict(trace.phases[phase])
-        return gpu_band(backend, use) if self._request.on_gpu else phase_band(backend, self._traces.base, use)
+        use = trace.phases[phase]
+        if self._request.on_gpu:
+            return gpu_band(backend, use.tensors, use.reserved)
+        gathers, is_sure = self._config.trainer.name == "fsdp", phase not in BY_CHANCE
+        return phase_band(backend, self._traces.base, use.tensors, is_sure=is_sure, gathers=gathers)
 
     def _by_trials(self, config: Config, trace: Trace, *, is_first: bool) -> dict[str, Band]:
         """The memory of a worker under each backend that was tried; of none with other activations than there."""
         if config.train.activation_checkpointing != self._config.train.activation_checkpointing:
             return {}
         size, request = config.train.batch_size, self._request
-        return {name: by_trials(points, size, on_gpu=request.on_gpu) for name, points in request.tried.items()}
+
+        def tensors(*, is_first: bool, without: Sequence[str] = ()) -> int:
+            return max(trace.phases[name].tensors for name in trace.phases_of(is_first=is_first) if name not in without)
+
+        # By chance the trial has the copy of a checkpoint beside a step. It has measured the largest worker.
+        of_first = tensors(is_first=True)
+        chance = of_first - tensors(is_first=True, without=BY_CHANCE)
+        less = 0 if is_first else of_first - tensors(is_first=False)
+        found = {}
+        for name, points in request.tried.items():
+            band = by_trials(points, size, chance=chance, on_gpu=request.on_gpu)
+            found[name] = replace(band, low=max(0, band.low - less), middle=max(0, band.middle - less))
+        return found
 
     def _whole(self, config: Config, trace: Trace, *, is_first: bool) -> tuple[str, Band]:
         """The phase in which a worker holds the most, and its memory over all phases.
@@ -133,6 +148,7 @@ class Study:
         phase, whole = self._whole(self._config, trace, is_first=rank == 0)
         parts = trace.to_json()["parts"]
         eager = max(trace.phases_of(is_first=rank == 0), key=lambda name: trace.phases[name].tensors)
+        use = trace.phases[eager]
         return {
             "rank": rank,
             **whole.to_json(),
@@ -140,7 +156,7 @@ class Study:
             "parts": {
                 "base_bytes": self._traces.base,
                 **{f"{name}_bytes": size for name, size in parts.items()},
-                "allocator_bytes": max(0, trace.phases[eager].process - trace.phases[eager].tensors),
+                "allocator_bytes": max(0, self._phase("eager", trace, eager).middle - self._traces.base - use.tensors),
             },
             "phases": {name: band.to_json() | self._traced(trace, name) for name, band in bands.items()},
         }
@@ -148,7 +164,7 @@ class Study:
     @staticmethod
     def _traced(trace: Trace, phase: str) -> dict[str, int]:
         use = trace.phases.get(phase)
-        return {} if use is None else {"tensors_bytes": use.tensors, "process_bytes": use.process}
+        return {} if use is None else {"tensors_bytes": use.tensors, "process_bytes": use.reserved}
 
     def _machine(self, config: Config, trace: Trace) -> Band:
         """The memory of all workers of a machine together; of the GPU that needs the most."""
@@ -186,7 +202,7 @@ class Study:
             other = self._traces.near(_checkpointed(self._config))
         except RequestError:
             return None
-        return max(0, asked.phases["step"].process - other.phases["step"].process)
+        return max(0, asked.phases["step"].reserved - other.phases["step"].reserved)
 
     def _largest(self, config: Config) -> int | None:
         """The largest micro-batch that was found with a high figure within the limit; 0 if there is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from ortlaunch.config.schema import Config, Precision
+from ortlaunch.config.schema import Config
 from ortlaunch.data.batch import Batch, count, mapped, named
 from ortlaunch.estimate.gpu_operations import as_on_gpu
 from ortlaunch.estimate.ledger import Ledger, Use
@@ -24,7 +24,6 @@ from ortlaunch.estimate.pretend import (
     replacements,
     settle,
 )
-from ortlaunch.estimate.workspace import has_low_precision
 from ortlaunch.models.checks import check_precision
 from ortlaunch.trainer.buffers import plain_buffers
 from ortlaunch.trainer.checkpoint.host import HostMemory, to_host
@@ -37,20 +36,15 @@ from ortlaunch.trainer.wrapping import wrap
 Shapes = Batch
 """A batch without its content: each tensor's shape and dtype, by name."""
 
-OTHERS_CHECKPOINT = "checkpoint of the other workers"
-"""The phase in which another worker than the first one makes its part of a checkpoint, where that is another part."""
+CHECKPOINT, BESIDE = "checkpoint", "step beside its copy"
+"""The phases in which a checkpoint is made, and in which the next step is taken while its copy is written. The latter
+has its own peak where a run makes a single copy: it is chance whether that is still there at the step's peak."""
+OTHERS_CHECKPOINT, OTHERS_BESIDE = "checkpoint of the other workers", "their step beside its copy"
+"""The same of another worker than the first one, where its part of a checkpoint is another one."""
+BY_CHANCE = (BESIDE, OTHERS_BESIDE)
 _NOWHERE = Path("/nonexistent")
 """Where the trace would write; it writes nothing."""
-_WRITTEN_PER_SECOND = 450e6
-"""Bytes of a checkpoint, roughly, by processor time and without the disk: 643 MB took 1.4 s. Into files in whose place
-others of the same size had just been removed it took 0.3 s, because the kernel had their pages at hand."""
-_OPERATIONS_PER_SECOND = 50e9
-"""Of a core in a training step, roughly."""
-_MOST_STEPS = 20
-"""After so many steps a run does not need more memory."""
 _BUCKET = 25 * 2**20
-_SLOWER = 5
-"""In bf16 and fp16, on a CPU without instructions for them."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,8 @@ class Trace:
         checkpoint.
         """
         if is_first:
-            return [name for name in self.phases if name != OTHERS_CHECKPOINT]
-        without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
+            return [name for name in self.phases if name not in (OTHERS_CHECKPOINT, OTHERS_BESIDE)]
+        without = {"end", *((CHECKPOINT, BESIDE) if OTHERS_CHECKPOINT in self.phases else ())}
         return [name for name in self.phases if name not in without]
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +112,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, on_gpu: bool = Fa
         RequestError: the model or the trainer refuses the request, as it would in a run.
         Exception: the model cannot be traced on fake tensors.
     """
-    ledger = Ledger(on_gpu=on_gpu, operations_per_second=_operations_per_second(config, workers.threads))
+    ledger = Ledger(on_gpu=on_gpu)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with contextlib.ExitStack() as stack:
@@ -158,10 +152,6 @@ class Rehearsal:
         self._ledger = ledger
         self._on_gpu = on_gpu
         self._batch = batch
-        self._copied = 0
-        """Bytes of the largest copy for a checkpoint."""
-        self._writers = workers.world_size if config.trainer.name == "ddp" else 1
-        """Workers that have the same copy, and divide its writing among them."""
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
@@ -179,9 +169,7 @@ class Rehearsal:
             del self._phases["build"]
         engine = self._start(model)
         self._step(engine)
-        # Holes of the allocator grow in the first steps. Tensors are the same in each.
-        with self._ledger.repeated(min(self._config.train.steps, _MOST_STEPS) - 2):
-            parts = self._measured_step(engine)
+        parts = self._measured_step(engine)
         self._ended("step")
         self._evaluation(engine)
         if self._on_gpu:
@@ -189,7 +177,6 @@ class Rehearsal:
             return Trace(parts, self._phases)
         self._checkpoint(engine)
         self._end(engine)
-        self._checkpoint_at_most(engine)
         return Trace(parts, self._phases)
 
     def _start(self, model: torch.nn.Module) -> Engine:
@@ -202,7 +189,7 @@ class Rehearsal:
 
     def _measured_step(self, engine: Engine) -> Parts:
         """Takes a step in which the optimizer has its state already, and finds its parts."""
-        before = self._ledger.now.tensors
+        before = self._ledger.now
         kept = self._micro_steps(engine) - before
         parameters = list(engine.inner.parameters())
         gradients = _bytes(_local(one.grad) for one in parameters if one.grad is not None)
@@ -210,7 +197,7 @@ class Rehearsal:
         of_model = _storages([*map(_local, parameters), *map(_local, engine.inner.buffers())])
         of_optimizer = {key: size for key, size in _storages(_state_of(engine)).items() if key not in of_model}
         model, state = sum(of_model.values()), sum(of_optimizer.values())
-        stays = self._ledger.now.tensors - _bytes(named(self._batch).values())
+        stays = self._ledger.now - _bytes(named(self._batch).values())
         return Parts(
             parameters=model,
             gradients=gradients,
@@ -231,8 +218,8 @@ class Rehearsal:
         held = [torch.empty(size, dtype=torch.uint8) for size in _pieces(parts.gradients)]
         self._step(engine)
         del held
-        step, reserved = self._phases["step"], self._ledger.take_peak().process
-        self._phases["step"] = replace(step, process=max(step.process, reserved), most=max(step.most, reserved))
+        step, reserved = self._phases["step"], self._ledger.take_peak().reserved
+        self._phases["step"] = replace(step, reserved=max(step.reserved, reserved))
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)
@@ -250,7 +237,7 @@ class Rehearsal:
 
             def forward_done() -> None:
                 nonlocal used
-                used = self._ledger.now.tensors
+                used = self._ledger.now
                 # The model's forward may not read made-up values; what the trainer does afterwards may.
                 stack.enter_context(self._made_up())
 
@@ -280,65 +267,39 @@ class Rehearsal:
     def _checkpoint(self, engine: Engine) -> None:
         if self._config.train.checkpoint_every is None:
             return
-        self._phases |= self._snapshots(engine)
-        self._ledger.take_peak()  # The copy is gone only now.
-
-    def _checkpoint_at_most(self, engine: Engine) -> None:
-        """The largest peak of a checkpoint whose copy may be gone within the next step.
-
-        It comes last, because the allocator keeps more of such a step than of one within which the copy is gone.
-        """
-        if self._config.train.copied_checkpoints() != 1:
-            return
-        self._ledger.take_peak()
-        for name, use in self._snapshots(engine, is_gone=False).items():
-            self._phases[name] = replace(self._phases[name], most=max(self._phases[name].most, use.most))
-
-    def _snapshots(self, engine: Engine, *, is_gone: bool = True) -> dict[str, Use]:
-        """The peaks of a checkpoint of another worker, where that is another part, and of the first one."""
-        if is_gone and self._config.train.copied_checkpoints() == 1:
-            # The copy's size decides when it is gone. Each worker keeps its own until all of them have written theirs,
-            # and the first one's is the largest.
-            memory = _Counted()
-            with self._made_up():
-                self._copy(engine, shared=False, memory=memory)
-            self._copied = memory.size
-            self._ledger.take_peak()
-        found: dict[str, Use] = {}
         if self._workers.world_size > 1:
             with as_another_worker(engine) as differs:
                 if differs:
-                    found[OTHERS_CHECKPOINT] = self._snapshot(engine, is_gone=is_gone)
-        return found | {"checkpoint": self._snapshot(engine, is_gone=is_gone)}
+                    self._snapshot(engine, OTHERS_CHECKPOINT, OTHERS_BESIDE)
+        self._snapshot(engine, CHECKPOINT, BESIDE)
 
-    def _snapshot(self, engine: Engine, *, is_gone: bool = True) -> Use:
-        """The peak from a checkpoint to the next one, which is a copy only if a step goes on beside its writing.
+    def _snapshot(self, engine: Engine, making: str, beside: str) -> None:
+        """The peaks from a checkpoint to the next one, which is a copy only if a step goes on beside its writing.
 
         Args:
             engine: makes the checkpoint.
-            is_gone: whether the only copy of a run is gone as soon as it is written. Otherwise it is there to the
-                step's end.
+            making: the phase in which it is made.
+            beside: the phase of the next step.
         """
         train, memory = self._config.train, HostMemory()
         copies = train.copied_checkpoints()
+        before = self._ledger.now
         with self._made_up(), memory.copying(keep=copies > 1):
             written = self._copy(engine, shared=copies == 0, memory=memory)
-        alone = self._ledger.take_peak()
+        copied = self._ledger.now - before
+        self._ended(making)
+        del written, memory
+        self._ledger.take_peak()  # The copy is gone only now.
         if copies == 0:
-            return alone
-        if copies == 1:
-            # How far the step comes while the copy is written is chance. At least is what is there without the step.
-            held = [written]
-            del written
-            seconds = self._copied / self._writers / _WRITTEN_PER_SECOND
-            with self._ledger.after(seconds, held.clear) if is_gone else contextlib.nullcontext():
-                self._step(engine)
-            return replace(_larger(alone, self._ledger.take_peak()), least=alone.least)
-        self._step(engine)
-        # Its memory stays for the next checkpoint, beside all that comes before that.
-        if train.eval_every is not None and train.eval_every < train.steps:
-            self._evaluate(engine)
-        return _larger(alone, self._ledger.take_peak())
+            return
+        between = [self._phases["step"]]
+        if copies > 1 and train.eval_every is not None and train.eval_every < train.steps:
+            # The memory of the copy stays for the next checkpoint, beside all that comes before that.
+            between.append(self._phases["evaluation"])
+        peak = copied + max(use.tensors for use in between)
+        if copies > 1:
+            beside, peak = making, max(peak, self._phases[making].tensors)
+        self._phases[beside] = Use(peak, peak)
 
     def _copy(self, engine: Engine, *, shared: bool, memory: HostMemory) -> object:
         """Makes a worker's copy for a checkpoint, of the engine's state and of the buffers beside it; returns it."""
@@ -365,34 +326,9 @@ class Rehearsal:
         self._phases[phase] = self._ledger.take_peak()
 
 
-def _operations_per_second(config: Config, threads: int) -> float:
-    """Floating-point operations of a training step in a second, roughly."""
-    precision = {Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}.get(config.train.precision)
-    slower = 1 if precision is None or has_low_precision(precision) else _SLOWER
-    return _OPERATIONS_PER_SECOND * threads / slower
-
-
-class _Counted(HostMemory):
-    """Counts what a snapshot would copy, and copies nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = 0
-        """Bytes."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor itself."""
-        self.size += _local(tensor).nbytes
-        return tensor
-
-
 def _pieces(size: int) -> list[int]:
     """Bytes in pieces of the size of DDP's buckets."""
     return [_BUCKET] * (size // _BUCKET) + [size % _BUCKET] * (size % _BUCKET > 0)
-
-
-def _larger(one: Use, other: Use) -> Use:
-    return Use(*(max(pair) for pair in zip(astuple(one), astuple(other), strict=True)))
 
 
 def _state_of(engine: Engine) -> Iterator[torch.Tensor]:

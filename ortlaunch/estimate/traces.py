@@ -116,7 +116,7 @@ class Traces:
         if self._request.on_gpu:
             return gpu_trace(config, self._workers, shapes)
         found = trace(config, self._workers, shapes)
-        opening = Use(0, self._opening, self._opening, self._opening)
+        opening = Use(self._opening, self._opening)
         return replace(found, phases={OPENING: opening, **found.phases})
 
     def _process_base(self) -> int:

@@ -2,8 +2,7 @@
 
 Configurations are drawn by a seed (`tests.benchmarks.estimate_draws`), trained for three steps and estimated. What was
 measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over all workers; a
-measurement that has missed a worker is repeated and never counted. The estimates have a cache of their own, so that no
-earlier run corrects them.
+measurement that has missed a worker is repeated and never counted.
 
 A verdict is judged beside limits near what was measured: "fits" under a limit below it is false, and so is "does not
 fit" under a limit that is not. The last two lines judge by every limit there is: a high figure below what was measured
@@ -11,15 +10,14 @@ would be a false "fits" under some limit, a low one above it a false "does not f
 
 Results are kept (`tests.benchmarks.estimate_record`). ``bench_estimate`` prints them. ``bench_estimate measure`` takes
 the configurations that are missing or failed; each is kept at once, so that a later call goes on. ``bench_estimate
-again`` estimates the measured ones again, by the present code, and measures nothing; ONNX Runtime is probed anew where
-the source of the estimate has changed.
+again`` estimates the measured ones again, by the present code, and measures nothing; ONNX Runtime
+is tried by real steps.
 
 ``ORTLAUNCH_ESTIMATE_COUNT`` (200), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_FIRST`` (0) choose what is
 drawn, and ``ORTLAUNCH_ESTIMATE_ONLY=WORD,WORD`` takes of it what has one of these words; a number is such a word.
 ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` is another record than that of the seed in ``tests/benchmarks/estimates``.
 ``ORTLAUNCH_ESTIMATE_JOBS=2`` takes two configurations at a time: much of one is start-up, which leaves cores idle, and
-the memory of a worker does not depend on what runs beside it. ``ORTLAUNCH_ESTIMATE_PINNED=1`` pins the threshold of
-glibc's allocator in runs and estimates, which has a record of its own.
+the memory of a worker does not depend on what runs beside it.
 """
 
 from __future__ import annotations
@@ -54,11 +52,7 @@ def main(verb: str = "print") -> None:
     if verb not in _VERBS:
         sys.exit(f"bench_estimate takes one of {', '.join(_VERBS)}")
     seed = _number("SEED", 0)
-    is_pinned = os.environ.get("ORTLAUNCH_ESTIMATE_PINNED") == "1"
-    if is_pinned:
-        os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    usual = FOLDER / f"seed{seed}{'-pinned' if is_pinned else ''}.jsonl"
-    record = Record.of(Path(os.environ.get("ORTLAUNCH_ESTIMATE_RECORD", usual)))
+    record = Record.of(Path(os.environ.get("ORTLAUNCH_ESTIMATE_RECORD", FOLDER / f"seed{seed}.jsonl")))
     first = _number("FIRST", 0)
     only = set(filter(None, os.environ.get("ORTLAUNCH_ESTIMATE_ONLY", "").split(",")))
     numbered = [(number, draw(seed, number)) for number in range(first, first + _number("COUNT", 200))]
@@ -128,7 +122,7 @@ def _estimated(result: Result, words: tuple[str, ...], here: Path) -> Result:
     """Adds the estimate to a measurement."""
     kept = {name: result[name] for name in ("number", "words", "measured", "run_seconds", "measured_in")}
     began = time.perf_counter()
-    # ONNX Runtime is probed, which --quick leaves out.
+    # ONNX Runtime is tried, which --quick leaves out.
     options = ["--format=json", *([] if "backend=ort" in words else ["--quick"])]
     command = [sys.executable, "-m", "ortlaunch", "estimate", *_whole(words, here), *options]
     try:

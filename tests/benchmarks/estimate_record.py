@@ -30,8 +30,9 @@ _FACTS = ("processor", "cores", "memory", "versions", "variables")
 
 Result = dict[str, Any]
 """``number``, ``words``, ``measured`` bytes by rank, and of the estimate ``low``, ``peak`` and ``high`` of a machine,
-``phase``, ``base``, ``tensors`` and ``process`` of its first worker at the peak. Without an estimate ``refused`` says
-why, and without a measurement ``failed`` does. ``measured_in`` and ``estimated_in`` number the setups."""
+``phase`` of its first worker at the peak, with ``base`` and ``tensors`` there where it is traced. Where an estimate is
+missing ``refused`` may say why, and without a measurement ``failed`` does. ``measured_in`` and ``estimated_in`` number
+the setups."""
 
 
 @dataclass
@@ -123,26 +124,27 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 def table(judged: Sequence[Result]) -> list[str]:
     """The errors by class as a table of Markdown."""
-    lines = ["| | runs | median error | largest | over 5 % | over 10 % | above the band | below it |"]
+    lines = ["| | runs | median error | errors from | to | median width | above the band | below it |"]
     lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    kinds: tuple[Callable[[Result], str], ...] = (lambda _: "all", _class, lambda one: one["words"].split()[0])
+    kinds: tuple[Callable[[Result], str], ...] = (lambda _: "all", _class)
     return lines + [_of_group(name, judged, kind) for kind in kinds for name in sorted({kind(one) for one in judged})]
 
 
 def _class(result: Result) -> str:
-    """Backend and trainer."""
+    """The trainer in eager PyTorch; another backend."""
     keys = dict(word.split("=", 1) for word in result["words"].split())
     stage = keys.get("trainer.zero_stage")
-    return f"{keys['backend']}, {keys['trainer'] if stage is None else f'ZeRO {stage}'}"
+    return keys["backend"] if keys["backend"] != "eager" else keys["trainer"] if stage is None else f"ZeRO {stage}"
 
 
 def _of_group(name: str, judged: Sequence[Result], kind: Callable[[Result], str]) -> str:
     group = [one for one in judged if kind(one) == name]
     errors = [_error(one) for one in group]
-    far, farther = (sum(abs(error) > limit for error in errors) for limit in (0.05, 0.1))
     above, below = (len(_beyond(group, side)) for side in ("above", "below"))
-    median, largest = statistics.median(map(abs, errors)), max(errors, key=abs)
-    return f"| {name} | {len(group)} | {median:.1%} | {largest:+.1%} | {far} | {farther} | {above} | {below} |"
+    width = statistics.median((one["high"] - one["low"]) / total(one) for one in group)
+    middle = statistics.median(map(abs, errors))
+    spread = f"{middle:.1%} | {min(errors):+.0%} | {max(errors):+.0%} | {width:.0%}"
+    return f"| {name} | {len(group)} | {spread} | {above} | {below} |"
 
 
 def _error(result: Result) -> float:
@@ -172,13 +174,11 @@ def of_report(report: dict[str, Any]) -> Result:
     """What is kept of an estimate's report: the figures of a machine, and what its first worker holds at the peak."""
     of_machine, first = report["machine"], report["workers"][0]
     phase = first["peak_phase"]
-    use = first["phases"][phase]
+    traced = {"base": first["parts"].get("base_bytes"), "tensors": first["phases"][phase].get("tensors_bytes")}
     return {
         "low": of_machine["low_bytes"],
         "peak": of_machine["peak_bytes"],
         "high": of_machine["high_bytes"],
         "phase": phase,
-        "base": first["parts"]["base_bytes"],
-        "tensors": use["tensors_bytes"],
-        "process": use["process_bytes"],
+        **({} if traced["tensors"] is None else traced),
     }

@@ -31,21 +31,24 @@ def test_the_verdict_asks_for_the_whole_band(limit: int | None, word: str) -> No
 
 @pytest.mark.parametrize("backend", ["eager", "compile", "ort"])
 def test_a_band_is_in_order(backend: str) -> None:
-    band = phase_band(backend, GIB, {"least": GIB, "tensors": GIB, "process": GIB + GIB // 4, "most": 2 * GIB})
+    band = phase_band(backend, GIB, 2 * GIB)
     assert GIB < band.low <= band.middle <= band.high
-    # What chance does to the allocator is within the band.
-    assert band.high > 3 * GIB
+    # What is there by chance alone proves nothing, and may be there.
+    by_chance = phase_band(backend, GIB, 2 * GIB, is_sure=False)
+    assert by_chance.low == phase_band(backend, GIB, 0).low
+    assert (by_chance.middle, by_chance.high) == (band.middle, band.high)
 
 
-def test_a_band_leaves_room_for_twice_the_holes_and_for_small_processes() -> None:
-    holes = {"least": GIB, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 4}
-    assert phase_band("eager", GIB, holes).high - 1.05 * 2.25 * GIB > GIB // 4
-    nothing = dict.fromkeys(holes, 0)
-    # Of a worker of 400 MiB, 30 MiB more than the likely figure were measured.
-    small = phase_band("eager", 400 * 2**20, nothing)
-    assert small.high - small.middle > 30 * 2**20
-    # One of 399 MiB without its tensors had 22 MiB less.
-    assert small.middle - small.low > 30 * 2**20
+def test_small_processes_and_gathered_weights_have_room() -> None:
+    # Of a worker of 400 MiB, 30 MiB more than the likely figure were measured, and 22 less of one of 399.
+    small = phase_band("eager", 400 * 2**20, 0)
+    assert min(small.high - small.middle, small.middle - small.low) > 30 * 2**20
+    # What gloo's threads have gathered stays in their heaps.
+    plain, gathering = (phase_band("eager", GIB, GIB, gathers=gathers) for gathers in (False, True))
+    assert gathering.low == plain.low
+    assert gathering.middle > plain.middle and gathering.high > plain.high
+    # Number 1 of seed 0 in a run of 20 steps: 789 MiB a worker.
+    assert phase_band("eager", 399 * 2**20, 198 * 2**20).high > 789 * 2**20
 
 
 @pytest.mark.parametrize(("size", "middle", "off"), [(16, 260, 64 + 0.08 * 260), (12, 220, 64 + 0.08 * 220 + 0.3 * 40)])

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.estimate.device_memory import DeviceMemory
-from ortlaunch.estimate.resident import Resident
+from ortlaunch.estimate.device_memory import Block, DeviceMemory
 
 RECORDED = Path(__file__).parent / "recorded" / "gpt2_checkpointed_events.json.gz"
 """Every allocation of four steps of GPT-2 with activation checkpointing under DDP in bf16, on an H200 (torch 2.11): the
@@ -21,19 +20,16 @@ MIB = 2**20
 
 def test_a_recorded_training_reserves_what_it_did() -> None:
     recorded = json.loads(gzip.decompress(RECORDED.read_bytes()))
-    streams: dict[int, tuple[DeviceMemory, Resident]] = {}
-    blocks: dict[int, tuple[Resident, int]] = {}
+    streams: dict[int, DeviceMemory] = {}
+    blocks: dict[int, tuple[DeviceMemory, Block]] = {}
     for number, (size, which) in enumerate(recorded["events"]):
         if size < 0:
             memory, block = blocks.pop(which)
             memory.free(block)
-            continue
-        if which not in streams:
-            model = DeviceMemory()
-            streams[which] = model, Resident([model])
-        memory = streams[which][1]
-        blocks[number] = memory, memory.allocate(size)
-    assert sum(model.peak for model, _ in streams.values()) == recorded["reserved"] == 9044 * MIB
+        else:
+            memory = streams.setdefault(which, DeviceMemory())
+            blocks[number] = memory, memory.allocate(size)
+    assert sum(memory.take_peak() for memory in streams.values()) == recorded["reserved"] == 9044 * MIB
 
 
 @pytest.mark.parametrize(
@@ -51,34 +47,30 @@ def test_a_recorded_training_reserves_what_it_did() -> None:
     ],
 )
 def test_segments_have_torchs_sizes(sizes: list[int], reserved: int) -> None:
-    model = DeviceMemory()
-    memory = Resident([model])
+    memory = DeviceMemory()
     for size in sizes:
         memory.allocate(size)
-    assert model.now == reserved * MIB
+    assert memory.now == reserved * MIB
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_neighbours_become_one_block_again(order: tuple[int, ...]) -> None:
-    model = DeviceMemory()
-    memory = Resident([model])
+    memory = DeviceMemory()
     blocks = [memory.allocate(6 * MIB) for _ in range(3)]
     for index in order:
         memory.free(blocks[index])
     memory.allocate(20 * MIB)
-    assert model.now == 20 * MIB
+    assert memory.now == 20 * MIB
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_reserved_is_never_less_than_what_is_in_use(seed: int) -> None:
     chance = random.Random(seed)
-    model = DeviceMemory()
-    memory = Resident([model])
-    blocks: dict[int, int] = {}
+    memory = DeviceMemory()
+    blocks: list[tuple[Block, int]] = []
     for _ in range(300):
         size = chance.choice((100, 5_000, 700_000, 3 * MIB, 40 * MIB))
-        blocks[memory.allocate(size)] = size
+        blocks.append((memory.allocate(size), size))
         if chance.random() < 0.4:
-            memory.free(gone := chance.choice(list(blocks)))
-            del blocks[gone]
-        assert model.now >= sum(blocks.values())
+            memory.free(blocks.pop(chance.randrange(len(blocks)))[0])
+        assert memory.now >= sum(size for _, size in blocks)

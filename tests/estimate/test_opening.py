@@ -33,7 +33,7 @@ def nothing_to_free() -> None:
 def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(traces, "trace", lambda *_, **__: Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)}))
+    monkeypatch.setattr(traces, "trace", lambda *_, **__: Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0)}))
 
     def opened(folder: Path, length: int) -> Trace:
         folder.mkdir()
@@ -54,7 +54,7 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
     gc.collect()
     found = opened(tmp_path / "measured", size * MIB)
     assert list(found.phases) == [OPENING, "step"]
-    assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
+    assert 2 * size - 12 < found.phases[OPENING].tensors / MIB < 2 * size + 12
 
 
 def asked() -> tuple[traces.Traces, int]:
@@ -81,7 +81,7 @@ def test_what_a_trace_has_freed_is_no_part_of_the_process(monkeypatch: pytest.Mo
         above.append(malloc(2 * block))  # The heap's end, which glibc would give back, is above this one.
         for one in blocks:
             free(one)
-        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)})
+        return Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0)})
 
     above: list[int] = []
     monkeypatch.setattr(traces, "trace", traced)
