@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ortlaunch.base.arguments import Parser, positive
-from ortlaunch.base.secrets import redacted
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace
 from ortlaunch.base.text import say
+from ortlaunch.compare import figures
 from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
-from ortlaunch.compare.curves import LIMIT, Curves, read_curves
-from ortlaunch.compare.outputs import check_free, write
-from ortlaunch.compare.reading import opened
+from ortlaunch.compare.curves import LIMIT, read_curves
+from ortlaunch.compare.sources import Sources, reading
+from ortlaunch.compare.table import FORMATS, render
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-FORMATS = ("table", "json", "csv", "markdown")
 _BASELINE_HELP = (
     "the run that ratios refer to (default: the first that is named or of the sweep; else the oldest eager run of the "
     "newest run's model that finished)"
@@ -50,6 +47,8 @@ def main(args: list[str], uri: str | None = None, experiment: str = Config.exper
 
 def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:
     """Runs the comparison for parsed options."""
+    from rich.console import Console
+
     check_files(options)
     check_uri(options.uri or default_uri, "--uri" if options.uri else None)
     uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
@@ -62,83 +61,64 @@ def run(options: argparse.Namespace, default_uri: str, default_experiment: str) 
         last=options.last,
         baseline=options.baseline,
     )
-    pictured = options.png or options.html or options.log
-    with opened(uri) as client:
-        comparison = _comparison(client, uri, selection)
-        curves = read_curves(client, comparison, options.curves) if pictured else None
-    _print(comparison, options)
+    paths = [] if options.tag else [*options.run, *filter(None, [options.sweep])]
+    with reading(uri, is_named=bool(options.uri), paths=paths) as sources:
+        comparison = collect(sources, selection, options.metric, each=options.each)
+        curves = read_curves(sources, comparison, options.curves) if options.html else None
+    render(comparison, options.format, Console())
     if curves is not None:
-        _make(comparison, curves, options, uri)
+        from ortlaunch.compare.page import as_html
+
+        try:
+            replace(options.html, as_html(comparison, curves).encode())
+        except OSError as error:
+            raise RequestError(f"{options.html} cannot be written: {error.strerror}") from None
+        # In formats for programs, standard output contains nothing but the comparison.
+        say(f"written:    {options.html}", file=sys.stdout if options.format == "table" else sys.stderr)
     return 0
 
 
-def collect(uri: str, selection: Selection) -> Comparison:
-    """Reads runs from MLflow and compares them.
+def collect(
+    sources: Sources, selection: Selection, named: list[figures.Figure] | None = None, *, each: bool = False
+) -> Comparison:
+    """Reads runs and compares them.
 
     Args:
-        uri: absolute tracking URI.
+        sources: where runs are found.
         selection: the runs to compare.
+        named: the figures to compare beside throughput, memory and loss.
+        each: whether each run is a group of its own.
 
     Raises:
-        RequestError: the store, the experiment or a run does not exist, or the store cannot be read.
+        RequestError: the experiment, a run or a figure does not exist.
     """
-    with opened(uri) as client:
-        return _comparison(client, uri, selection)
-
-
-def _comparison(client: MlflowClient, uri: str, selection: Selection) -> Comparison:
-    chosen = choose(client, selection)
-    return compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes, chosen.why)
-
-
-def _make(comparison: Comparison, curves: Curves, options: argparse.Namespace, uri: str) -> None:
-    """Writes the requested files and prints where they are."""
-    from ortlaunch.compare.page import as_html
-    from ortlaunch.compare.picture import as_png
-    from ortlaunch.compare.text import as_json
-
-    # In formats for programs, standard output contains nothing but the comparison.
-    out = sys.stdout if options.format == "table" else sys.stderr
-    files = {}
-    if options.html or options.log:
-        files["comparison.html"] = as_html(comparison, curves).encode()
-    if options.png or options.log:
-        files["comparison.png"] = as_png(comparison, curves)
-    for path, name in ((options.html, "comparison.html"), (options.png, "comparison.png")):
-        if path:
-            write(path, files[name])
-            say(f"written:    {path}", file=out)
-    if options.log:
-        from ortlaunch.compare.record import log
-
-        with opened(uri) as client:
-            where = log(client, comparison, files | {"comparison.json": as_json(comparison).encode()})
-        say(f"logged:     {where}", file=out)
-
-
-def _print(comparison: Comparison, options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from ortlaunch.compare.render import render
-
-    render(comparison, options.format, Console(), each=options.each)
+    chosen, shown = choose(sources, selection), list(named or ())
+    figures.check(shown, chosen.rows)
+    why = chosen.why
+    return compared(chosen.rows, chosen.baseline_id, sources.uri, chosen.notes, why, figures=shown, each=each)
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Refuses output files that cannot be written, before any work is done.
+    """Refuses an output file that cannot be written, before any work is done.
 
     Raises:
-        RequestError: a file cannot be written; the message names a remedy.
+        RequestError: the file exists and may not be replaced, or its folder does not exist.
     """
-    for option, path in (("--png", options.png), ("--html", options.html)):
-        if path is not None:
-            check_free(option, path, force=options.force)
+    path: Path | None = options.html
+    if path is None:
+        return
+    if path.is_dir():
+        raise RequestError(f"--html {path} is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise RequestError(f"--html {path}: there is no folder {path.parent}")
+    if not options.force and (path.exists() or path.is_symlink()):
+        raise RequestError(f"--html {path} is there already: name another file, or allow it to be replaced by --force")
 
 
 def _parser(default_experiment: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="ortlaunch compare",
-        description="Compare throughput, memory and loss of runs in MLflow.",
+        description="Compare throughput, memory, loss and any other figure of runs.",
         epilog=_EPILOG,
     )
     parser.add_argument("run", nargs="*", metavar="RUN", help="run folder, run id or its beginning, or run name")
@@ -153,8 +133,7 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--experiment", metavar="NAME", help=f"default where nothing is named: {default_experiment}")
     parser.add_argument("--uri", help="tracking URI to read from (default: MLFLOW_TRACKING_URI, else that of runs)")
-    help_last = f"the last N runs of these (default {LAST}, and the baseline)"
-    parser.add_argument("--last", type=positive, metavar="N", help=help_last)
+    parser.add_argument("--last", type=positive, default=LAST, metavar="N", help=f"the last N runs (default {LAST})")
     add_output_options(parser)
     return parser
 
@@ -164,13 +143,19 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="RUN", help=_BASELINE_HELP)
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--each", action="store_true", help="a line for each run, though some are repeats")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write the comparison as a picture")
+    parser.add_argument(
+        "--metric",
+        type=figures.parsed,
+        action="append",
+        default=[],
+        metavar="NAME[:max|:min]",
+        help="compare this metric too, at each run's last step; max or min is better. Can be given several times",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page that opens without a network")
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
         "--curves", type=positive, default=LIMIT, metavar="N", help=f"draw N runs at most (default {LIMIT})"
     )
-    parser.add_argument("--log", action="store_true", help="keep page, picture and figures as a run in MLflow")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Reads the histories of the metrics to plot, one at a time; each is thinned before the next is read."""
+"""Reads the histories of the metrics to plot, a run at a time; each is thinned before the next is read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from ortlaunch.base.text import public_text
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import RunRow, logged_number
+from ortlaunch.compare.sources import Sources
+from ortlaunch.run.events import LOSS
 from ortlaunch.run.state import FIRST_STEP
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from mlflow.entities import Metric
+
+    from ortlaunch.tracking.translate import Point as Logged
 
 LIMIT = 20
 """Number of runs that are drawn by default."""
@@ -30,9 +34,9 @@ TITLES = {
     "throughput/samples_per_second": "Throughput (samples/s)",
     "memory/peak_allocated_gib": "Peak memory allocated on the GPU (GiB)",
     "memory/rss_gib": "Resident memory (GiB)",
-    "train/loss": "Training loss",
+    LOSS: "Training loss",
 }
-"""Titles of the plots, in their order."""
+"""Titles of the plots, in their order; of the first two, and of the next two, a run has one plot."""
 
 Point = tuple[int, float, float | None]
 """Step, seconds since the start of the run, and the value; the value is None if it was not finite."""
@@ -73,37 +77,46 @@ class Curves:
     @property
     def metrics(self) -> list[str]:
         """The metrics that any run has, in the order of the plots."""
-        there = {curve.metric for curve in self.curves}
-        return [metric for metric in TITLES if metric in there]
-
-    def of(self, metric: str) -> list[Curve]:
-        """Returns the curves of one plot."""
-        return [curve for curve in self.curves if curve.metric == metric]
+        there = {curve.metric: None for curve in self.curves}
+        return [metric for metric in TITLES if metric in there] + [metric for metric in there if metric not in TITLES]
 
 
-def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Curves:
+def read_curves(sources: Sources, comparison: Comparison, limit: int) -> Curves:
     """Reads the curves of the first runs; the baseline's group comes first.
 
     Args:
-        client: the store.
+        sources: where the runs were found.
         comparison: the comparison with the runs.
         limit: the largest number of runs to draw.
     """
-    runs = _drawn(comparison, limit)
+    named = [figure.metric for figure in comparison.figures]
+    runs = _drawn(comparison, named, limit)
     most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(1, len(runs))))
     curves = []
     for number, drawn in enumerate(runs):
-        begins = _later_attempts(client, drawn.row)
-        for metric in drawn.row.curves:
-            if points := thinned(list(_history(client, drawn.row, metric)), most):
-                curves.append(Curve(metric, number, points, _pauses(points, begins)))
-    return Curves(runs, curves, sum(1 for row in comparison.rows if row.curves) - len(runs))
+        # Every attempt logs this metric before all others, at the step from which it continues.
+        metrics = _metrics(drawn.row, named)
+        found = sources.histories(drawn.row, [*metrics, FIRST_STEP])
+        begins = sorted((point.timestamp - drawn.row.started) / 1000.0 for point in found[FIRST_STEP])[1:]
+        for metric in metrics:
+            points = thinned(list(_history(drawn.row, found[metric])), most)
+            curves.append(Curve(metric, number, points, _pauses(points, begins)))
+    left_out = sum(1 for row in comparison.rows if _metrics(row, named)) - len(runs)
+    return Curves(runs, curves, left_out)
 
 
-def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
+def _metrics(row: RunRow, named: Sequence[str]) -> list[str]:
+    """Returns the metrics to plot of a run: of rates and of memory one, the loss, and those that the user named."""
+    tokens, samples, gpu, ram, loss = TITLES
+    kinds = ((tokens, samples), (gpu, ram), (loss,), *((one,) for one in named))
+    found = (next((one for one in kind if one in row.metrics), None) for kind in kinds)
+    return [one for one in dict.fromkeys(found) if one is not None]
+
+
+def _drawn(comparison: Comparison, named: Sequence[str], limit: int) -> list[Drawn]:
     """Takes one run of each group in turn, so that repeats of one group do not displace another group."""
     groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)
-    rounds = zip_longest(*([(n, group, row) for row in group.rows if row.curves] for n, group in groups))
+    rounds = zip_longest(*([(n, group, row) for row in group.rows if _metrics(row, named)] for n, group in groups))
     chosen = [one for turn in rounds for one in turn if one is not None][:limit]
     chosen.sort(key=lambda one: (not one[1].is_baseline, one[0]))
     return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
@@ -114,20 +127,12 @@ def _label(number: int, group: Group, row: RunRow) -> str:
     return f"{number} {public_text(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
 
 
-def _history(client: MlflowClient, row: RunRow, metric: str) -> Iterator[Point]:
+def _history(row: RunRow, logged: Sequence[Metric | Logged]) -> Iterator[Point]:
     """Yields the latest point of each step, in the order of steps. A resume with other keys trains steps again."""
-    points = sorted(client.get_metric_history(row.run_id, metric), key=lambda point: (point.step, point.timestamp))
+    points = sorted(logged, key=lambda point: (point.step, point.timestamp))
     for point in {point.step: point for point in points}.values():
         value = logged_number(point.value)
-        drawn = value if value is not None and math.isfinite(value) else None
-        yield point.step, (point.timestamp - row.started) / 1000.0, drawn
-
-
-def _later_attempts(client: MlflowClient, row: RunRow) -> list[float]:
-    """Returns when each attempt after the first made its first step, in seconds since the run's start."""
-    # Every attempt logs this metric before all others, at the step from which it continues.
-    points = client.get_metric_history(row.run_id, FIRST_STEP)
-    return sorted((point.timestamp - row.started) / 1000.0 for point in points)[1:]
+        yield point.step, (point.timestamp - row.started) / 1000.0, value if math.isfinite(value) else None
 
 
 def _pauses(points: Sequence[Point], begins: Sequence[float]) -> list[int]:

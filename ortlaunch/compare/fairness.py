@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ortlaunch.compare.groups import Group, circumstance
 from ortlaunch.compare.runs import RATES, RunRow
+from ortlaunch.run.events import LOSS
 
 OTHER_CPU_PERCENT = 10.0
 """Share of the machine's cores that other processes may use in the steady part without a warning."""
@@ -30,8 +31,13 @@ _SAME_TAGS = (
 )
 
 
-def warnings(groups: list[Group]) -> list[str]:
-    """Returns the warnings, the most serious first."""
+def warnings(groups: list[Group], metrics: Sequence[str] = ()) -> list[str]:
+    """Returns the warnings, the most serious first.
+
+    Args:
+        groups: the groups that are compared.
+        metrics: the metrics of which every value must be finite, beside the loss.
+    """
     rows = [row for group in groups for row in group.rows]
     base = next(group for group in groups if group.is_baseline)
     return [
@@ -40,7 +46,7 @@ def warnings(groups: list[Group]) -> list[str]:
         *_of_work(groups, base),
         *_of_arithmetic([group for group in groups if group.has_figures], base),
         *_of_circumstances([group for group in groups if group.has_figures], base),
-        *_of_runs(rows),
+        *_of_runs(rows, (LOSS, *metrics)),
     ]
 
 
@@ -121,19 +127,25 @@ def _others(groups: list[Group], base: Group, words: str, of: Callable[[RunRow],
         yield f"other {words} than the baseline's {_short(reference)}: {named}"
 
 
-def _of_runs(rows: list[RunRow]) -> Iterable[str]:
+def _of_runs(rows: list[RunRow], metrics: Sequence[str]) -> Iterable[str]:
     if unfinished := [row for row in rows if row.status != "FINISHED"]:
         yield f"not finished: {_named(f'{_name(row)} {_how_far(row)}' for row in unfinished)}"
     if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:
         yield f"the GPU throttled its clocks: {_named(map(_name, throttled))}"
-    if busy := [row for row in rows if (row.other_cpu_percent or 0.0) > OTHER_CPU_PERCENT]:
-        named = _named(f"{_name(row)} {row.other_cpu_percent:.0f} %" for row in busy)
+    if busy := _having(rows, "summary/other_cpu_percent", lambda percent: percent > OTHER_CPU_PERCENT):
+        named = _named(f"{_name(row)} {percent:.0f} %" for row, percent in busy)
         yield f"other processes used more than {OTHER_CPU_PERCENT:.0f} % of the machine's cores: {named}"
-    if short := [row for row in rows if row.steady_windows is not None and row.steady_windows < STEADY_WINDOWS]:
-        named = _named(f"{_name(row)} {row.steady_windows:.0f}" for row in short)
+    if short := _having(rows, "summary/steady_windows", lambda windows: windows < STEADY_WINDOWS):
+        named = _named(f"{_name(row)} {windows:.0f}" for row, windows in short)
         yield f"fewer than {STEADY_WINDOWS} steady windows, a poor median (raise train.steps): {named}"
-    if lost := [row for row in rows if row.last_loss is not None and not math.isfinite(row.last_loss)]:
-        yield f"the last loss is not finite: {_named(map(_name, lost))}"
+    for metric in metrics:
+        if lost := _having(rows, metric, lambda value: not math.isfinite(value)):
+            words = "the last loss" if metric == LOSS else metric
+            yield f"{words} is not finite: {_named(_name(row) for row, _ in lost)}"
+
+
+def _having(rows: list[RunRow], metric: str, holds: Callable[[float], bool]) -> list[tuple[RunRow, float]]:
+    return [(row, row.metrics[metric]) for row in rows if metric in row.metrics and holds(row.metrics[metric])]
 
 
 def _name(row: RunRow) -> str:

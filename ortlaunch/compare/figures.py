@@ -1,15 +1,66 @@
-"""Formats figures for people, in the same way for every output format."""
+"""Figures of any name: which direction is better, and how numbers are written."""
 
 from __future__ import annotations
 
+import argparse
+import re
+from dataclasses import dataclass
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.nearest import nearest
 from ortlaunch.base.text import public_text
-from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Quotient
-from ortlaunch.compare.statistics import Interval, Ratio
+from ortlaunch.compare.runs import RunRow
 
 MISSING = "-"
 UNDECIDED = "~"
 SUSPECT = "!"
+_HIGHER = re.compile(
+    r"(throughput|summary)/(device/)?(tokens|samples)_per_second(_median)?"
+    r"|throughput/(tflops_per_device|mfu_percent)|summary/goodput_percent"
+)
+_LOWER = re.compile(
+    r"(train|eval)/loss|(summary|memory)/\w+_gib|throughput/data_wait_percent"
+    r"|(throughput|summary|eval|startup|checkpoint|stragglers)/\w*seconds\w*"
+)
+_LISTED = 30
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric that is compared besides throughput, memory and loss."""
+
+    metric: str
+    better: str | None = None
+    """`higher` or `lower`; None if nobody has said."""
+
+
+def parsed(text: str) -> Figure:
+    """Parses the value of `--metric`: a metric's name, with ``:max`` or ``:min`` if more or less of it is better."""
+    metric, colon, way = text.rpartition(":")
+    if not colon or way not in ("max", "min"):
+        better = "higher" if _HIGHER.fullmatch(text) else "lower" if _LOWER.fullmatch(text) else None
+        metric = text
+    else:
+        better = "higher" if way == "max" else "lower"
+    if not metric:
+        raise argparse.ArgumentTypeError(f"{text!r} names no metric")
+    return Figure(metric, better)
+
+
+def check(figures: list[Figure], rows: list[RunRow]) -> None:
+    """Refuses figures that no run has.
+
+    Raises:
+        RequestError: the message names those that the runs have.
+    """
+    known = sorted({metric for row in rows for metric in row.metrics})
+    for figure in figures:
+        if figure.metric not in known:
+            near = nearest(figure.metric, known)
+            hint = f"did you mean {near}? " if near else ""
+            more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+            listed = (", ".join(known[:_LISTED]) or "none") + more
+            raise RequestError(f"--metric {figure.metric}: no run has this metric. {hint}(metrics: {listed})")
 
 
 def word(value: str | bool | None) -> str:
@@ -19,7 +70,7 @@ def word(value: str | bool | None) -> str:
     return MISSING if value is None else public_text(value)
 
 
-def formatted(value: float | None, spec: str) -> str:
+def formatted(value: float | None, spec: str = ".4g") -> str:
     """Formats a number; a missing one becomes `MISSING`."""
     return MISSING if value is None else f"{value:{spec}}"
 
@@ -29,40 +80,6 @@ def rate(value: float | None) -> str:
     return formatted(value, ",.0f" if value is not None and abs(value) >= 1000 else ".4g")
 
 
-def gib(value: float | None) -> str:
-    """Formats an amount of memory."""
-    return formatted(value, ".2f")
-
-
 def milliseconds(seconds: float | None) -> str:
     """Formats the duration of a step."""
-    if seconds is None:
-        return MISSING
-    return formatted(seconds * 1000, ",.0f" if seconds >= 1 else ".1f")
-
-
-def ratio(value: Ratio | Quotient | None) -> str:
-    """Formats a ratio to the baseline, and marks it if its interval contains 1."""
-    if value is None:
-        return MISSING
-    return f"{value.ratio:.2f}x" + (UNDECIDED if isinstance(value, Ratio) and value.undecided else "")
-
-
-def interval(bounds: Interval | None, spec: str = ".2f") -> str:
-    """Formats both ends; a missing interval becomes `MISSING`."""
-    return MISSING if bounds is None else f"{bounds[0]:{spec}} to {bounds[1]:{spec}}"
-
-
-def rate_interval(group: Group, metric: str) -> str:
-    """Formats the interval of a group's mean rate, or says why there is none."""
-    mean = group.mean(metric)
-    if mean is None:
-        return MISSING
-    if mean.interval is None:
-        return "1 run"
-    return interval(mean.interval, ",.0f" if mean.mean >= 1000 else ".4g")
-
-
-def group_name(group: Group) -> str:
-    """Returns a group's name, with a mark if any of its runs may not have used ONNX Runtime although it should."""
-    return public_text(group.label) + (f" {SUSPECT}" if any(row.suspect for row in group.rows) else "")
+    return MISSING if seconds is None else f"{seconds * 1000:{',.0f' if seconds >= 1 else '.1f'}}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
-from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
+from ortlaunch.compare.statistics import Change, Mean, Ratio, difference_interval, mean_of, ratio_interval
 from ortlaunch.config.effects import same_work
 
 CIRCUMSTANCES = (
@@ -26,18 +27,17 @@ _KIND = ("ortlaunch.backend", "ortlaunch.trainer", "ortlaunch.ort_active")
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration."""
+    """Runs of one configuration, and the group that it is compared with."""
 
     label: str
     rows: list[RunRow]
-    tokens: Mean | None
-    """Mean of the runs' median tokens per second."""
-    samples: Mean | None
-    peak: Mean | None
-    """Mean of the runs' peak memory in GiB."""
-    is_baseline: bool = False
-    speedup: Ratio | None = None
-    memory: Ratio | None = None
+    base: Group | None = None
+    """The baseline; None if this group is it."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether all ratios refer to this group."""
+        return self.base is None
 
     @property
     def first(self) -> RunRow:
@@ -48,6 +48,11 @@ class Group:
     def has_figures(self) -> bool:
         """Whether there is anything to compare."""
         return any(row.has_figures for row in self.rows)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a run did not finish, or ONNX Runtime may not have run it."""
+        return any(row.suspect or row.status != "FINISHED" for row in self.rows)
 
     @property
     def seeds(self) -> list[str]:
@@ -61,14 +66,50 @@ class Group:
         kinds = sorted(set(statuses), key=lambda status: (status != "FINISHED", status))
         return kinds[0] if len(kinds) == 1 else " ".join(f"{statuses.count(kind)} {kind}" for kind in kinds)
 
+    @property
+    def loss(self) -> float | None:
+        """The mean of the last losses, also where one is no number."""
+        losses = [row.last_loss for row in self._counted if row.last_loss is not None]
+        return math.fsum(losses) / len(losses) if losses else None
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """The ratio of the rates."""
+        return next((ratio for metric in RATES if (ratio := self._ratio(metric)) is not None), None)
+
+    @property
+    def memory(self) -> Ratio | None:
+        """The ratio of the memory."""
+        return self._ratio(MEMORY)
+
     def mean(self, metric: str) -> Mean | None:
-        """Returns the mean of a figure by its name."""
-        return {RATES[0]: self.tokens, RATES[1]: self.samples, MEMORY: self.peak}[metric]
+        """Returns the mean of a metric's finite values."""
+        return mean_of([value for row in self._counted if (value := row.figure(metric)) is not None])
 
     def value(self, metric: str) -> float | None:
         """Returns only the value of the mean."""
         mean = self.mean(metric)
         return None if mean is None else mean.mean
+
+    def change(self, metric: str) -> Change | None:
+        """Returns the difference to the baseline; None if either has no value."""
+        mean, other = self.mean(metric), (self.base or self).mean(metric)
+        if mean is None or other is None:
+            return None
+        interval = None if self.base is None else difference_interval(mean, other)
+        return Change(metric, mean.mean - other.mean, mean.mean, other.mean, interval)
+
+    def _ratio(self, metric: str) -> Ratio | None:
+        above, below = self.mean(metric), (self.base or self).mean(metric)
+        if above is None or below is None or not below.mean:
+            return None
+        interval = None if self.base is None else ratio_interval(above, below)
+        return Ratio(metric, above.mean / below.mean, above.mean, below.mean, interval)
+
+    @property
+    def _counted(self) -> list[RunRow]:
+        """The runs that finished, as others ended earlier; all if none finished."""
+        return [row for row in self.rows if row.status == "FINISHED"] or self.rows
 
 
 def circumstance(row: RunRow, tag: str) -> str | None:
@@ -78,16 +119,21 @@ def circumstance(row: RunRow, tag: str) -> str | None:
     return row.tags.get(tag)
 
 
-def grouped(rows: list[RunRow], baseline_id: str) -> list[Group]:
-    """Groups repeats, in the order of their first runs, with ratios to the baseline's group."""
+def grouped(rows: list[RunRow], baseline_id: str, *, each: bool = False) -> list[Group]:
+    """Groups repeats, in the order of their first runs.
+
+    Args:
+        rows: the runs.
+        baseline_id: the run whose group the others are compared with.
+        each: whether each run is a group of its own.
+    """
     by_key: dict[object, list[RunRow]] = {}
     for row in rows:
-        by_key.setdefault(_key(row), []).append(row)
-    repeats = _with_crashed(by_key)
-    labels = _labels(repeats)
-    groups = [_group(label, runs, baseline_id) for label, runs in zip(labels, repeats, strict=True)]
-    base = next(group for group in groups if group.is_baseline)
-    return [_over(group, base) for group in groups]
+        by_key.setdefault(row.run_id if each else _key(row), []).append(row)
+    repeats = list(by_key.values()) if each else _with_crashed(by_key)
+    pairs = list(zip(_labels(repeats), repeats, strict=True))
+    bases = [Group(label, runs) for label, runs in pairs if any(row.run_id == baseline_id for row in runs)]
+    return [bases[0] if runs is bases[0].rows else Group(label, runs, bases[0]) for label, runs in pairs]
 
 
 def _with_crashed(by_key: dict[object, list[RunRow]]) -> list[list[RunRow]]:
@@ -108,28 +154,6 @@ def _key(row: RunRow, without: str = "") -> object:
     if not params:
         return row.run_id  # The configuration is not known, so the run is no repeat of another.
     return params, tuple(circumstance(row, tag) for tag in CIRCUMSTANCES), tuple(row.tags.get(tag) for tag in _KIND)
-
-
-def _group(label: str, rows: list[RunRow], baseline_id: str) -> Group:
-    def mean(metric: str) -> Mean | None:
-        return mean_of([value for row in rows if (value := row.figure(metric)) is not None])
-
-    is_baseline = any(row.run_id == baseline_id for row in rows)
-    return Group(label, rows, mean(RATES[0]), mean(RATES[1]), mean(MEMORY), is_baseline)
-
-
-def _over(group: Group, base: Group) -> Group:
-    speedups = (_ratio(group, base, metric) for metric in RATES)
-    speedup = next((ratio for ratio in speedups if ratio is not None), None)
-    return replace(group, speedup=speedup, memory=_ratio(group, base, MEMORY))
-
-
-def _ratio(group: Group, base: Group, metric: str) -> Ratio | None:
-    above, below = group.mean(metric), base.mean(metric)
-    if above is None or below is None or not below.mean:
-        return None
-    interval = None if group.is_baseline else ratio_interval(above, below)
-    return Ratio(metric, above.mean / below.mean, above.mean, below.mean, interval)
 
 
 def _labels(groups: list[list[RunRow]]) -> list[str]:

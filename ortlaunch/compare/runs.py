@@ -1,79 +1,59 @@
-"""Reads one run from MLflow."""
+"""Reads one run: from MLflow, or from the journal in its folder."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words
 from ortlaunch.config import trainers
-from ortlaunch.run.names import CHANGED_PARAM
-from ortlaunch.run.state import STOPPED_TAG
+from ortlaunch.run.events import LOSS, Event, Started
+from ortlaunch.run.journal import iterate
+from ortlaunch.run.names import CHANGED_PARAM, RUN_ID_TAG
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import STOPPED_TAG, RunState
+from ortlaunch.tracking.translate import Ended, Operation, Params, Point, Points, Reopened, Tags, Translator
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Run as MlflowRun
 
-RATES = ("tokens_per_second_median", "samples_per_second_median")
+RATES = ("summary/tokens_per_second_median", "summary/samples_per_second_median")
 """Rates from which a speed-up may be computed; the first that both runs have is used."""
-MEMORY = "peak_memory_gib"
-_RATE_CURVES = ("throughput/tokens_per_second", "throughput/samples_per_second")
-_MEMORY_CURVES = ("memory/peak_allocated_gib", "memory/rss_gib")
-_LOSS = "train/loss"
-_CHECKPOINT = "checkpoint/write_seconds"
-_LOSS_CURVES = (_LOSS,)
+MEMORY = "summary/peak_memory_gib"
 STEPS_TAKEN = "steps taken"
 """Treated as a parameter of runs that ended normally; after a crash the number is not known."""
+_CHECKPOINT = "checkpoint/write_seconds"
 _INFINITE = 1.797e308
 """MLflow's databases store the largest double in place of infinity."""
 _TAGS = "ortlaunch."
-_STOPPED = "STOPPED"
-
-
-@dataclass(frozen=True)
-class Quotient:
-    """A figure of a run divided by the baseline's, with both values."""
-
-    ratio: float
-    metric: str
-    value: float
-    baseline_value: float
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """The row of one run in a comparison; None stands for what MLflow does not have."""
+    """One run in a comparison."""
 
     name: str
     run_id: str
+    """MLflow's id; ortlaunch's short id for a run that MLflow does not have."""
     status: str
     """MLflow's status; STOPPED for a run that was stopped on request, which is KILLED in MLflow."""
-    model: str | None = None
-    backend: str | None = None
-    ort_active: bool | None = None
-    trainer: str | None = None
-    world_size: str | None = None
-    tokens_per_second_median: float | None = None
-    samples_per_second_median: float | None = None
-    step_seconds_p50: float | None = None
-    step_seconds_p95: float | None = None
-    peak_memory_gib: float | None = None
-    last_loss: float | None = None
-    step: int | None = None
-    """The last logged step of a run that has not finished."""
-    steady_windows: float | None = None
-    other_cpu_percent: float | None = None
-    started: int = 0
-    """Milliseconds since the epoch."""
-    experiment_id: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     """The tags of ortlaunch."""
-    curves: tuple[str, ...] = ()
-    """The metrics to plot: throughput, memory, loss."""
-    speedup: Quotient | None = None
-    memory: Quotient | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The value of each metric at its last step."""
+    step: int | None = None
+    """The last logged step of a run that has not finished."""
+    started: int = 0
+    """Milliseconds since the epoch."""
+    experiment_id: str = ""
+    folder: Path | None = None
+    """The run folder whose journal was read; None for a run that was read from MLflow."""
     own_id: str = ""
     """ortlaunch's short id, where that is shown and not MLflow's."""
 
@@ -83,6 +63,31 @@ class RunRow:
         return self.own_id or self.run_id[:8]
 
     @property
+    def model(self) -> str | None:
+        """The model's name."""
+        return self.params.get("model.name")
+
+    @property
+    def backend(self) -> str | None:
+        """The backend that was asked for."""
+        return self.tags.get("ortlaunch.backend")
+
+    @property
+    def ort_active(self) -> bool | None:
+        """Whether ONNX Runtime ran the model; None if the run does not say."""
+        return {"true": True, "false": False}.get(self.tags.get("ortlaunch.ort_active", ""))
+
+    @property
+    def trainer(self) -> str | None:
+        """The trainer, with its ZeRO stage."""
+        return trainers.label(self.tags.get("ortlaunch.trainer"), self.params)
+
+    @property
+    def last_loss(self) -> float | None:
+        """The training loss at the last log step."""
+        return self.metrics.get(LOSS)
+
+    @property
     def suspect(self) -> bool:
         """Whether the run asked for ONNX Runtime and has figures, but nothing shows that it used ONNX Runtime."""
         return self.backend == "ort" and self.ort_active is not True and self.has_figures
@@ -90,67 +95,107 @@ class RunRow:
     @property
     def has_figures(self) -> bool:
         """Whether there are figures to compare; a run that failed at its start has none."""
-        figures = (*(getattr(self, metric) for metric in (*RATES, MEMORY)), self.last_loss)
-        return self.status == "FINISHED" or any(value is not None for value in figures)
+        return self.status == "FINISHED" or any(metric in self.metrics for metric in (*RATES, MEMORY, LOSS))
 
     def figure(self, metric: str) -> float | None:
         """Returns a figure by its name; None if it is missing or not finite."""
-        value: float | None = getattr(self, metric)
+        value = self.metrics.get(metric)
         return value if value is not None and math.isfinite(value) else None
 
 
-def row_of(run: Run) -> RunRow:
+def of_mlflow(run: MlflowRun) -> RunRow:
     """Builds the row of a run from MLflow's data."""
-    tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
-    step = None if run.info.status == "FINISHED" else _last_step(run)
-    return RunRow(
-        name=run.info.run_name or run.info.run_id[:8],
-        run_id=run.info.run_id,
-        status=_STOPPED if run.info.status == "KILLED" and _was_stopped(tags, step) else run.info.status,
-        model=params.get("model.name"),
-        backend=tags.get("ortlaunch.backend"),
-        ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
-        trainer=trainers.label(tags.get("ortlaunch.trainer"), params),
-        world_size=tags.get("ortlaunch.world_size"),
-        last_loss=logged_number(metrics.get(_LOSS)),
-        step=step,
-        tokens_per_second_median=logged_number(metrics.get("summary/tokens_per_second_median")),
-        samples_per_second_median=logged_number(metrics.get("summary/samples_per_second_median")),
-        step_seconds_p50=logged_number(metrics.get("summary/step_seconds_p50")),
-        step_seconds_p95=logged_number(metrics.get("summary/step_seconds_p95")),
-        peak_memory_gib=logged_number(metrics.get("summary/peak_memory_gib")),
-        steady_windows=logged_number(metrics.get("summary/steady_windows")),
-        other_cpu_percent=logged_number(metrics.get("summary/other_cpu_percent")),
-        started=run.info.start_time or 0,
-        experiment_id=str(run.info.experiment_id),
-        params=_shared(_with_changes(_with_steps(params, metrics), tags), ""),
-        tags=_shared(tags, _TAGS),
-        curves=_curves(metrics),
-    )
+    info, data = run.info, run.data
+    # MLflow's own dictionary of the metrics lacks their steps.
+    steps = {} if info.status == "FINISHED" else {one.key: int(one.step) for one in data.to_proto().metrics}
+    metrics = {sys.intern(key): logged_number(value) for key, value in data.metrics.items()}
+    row = RunRow(info.run_name or info.run_id[:8], info.run_id, info.status, data.params, data.tags, metrics)
+    return _completed(replace(row, started=info.start_time or 0, experiment_id=str(info.experiment_id)), steps)
 
 
-def _was_stopped(tags: Mapping[str, str], step: int | None) -> bool:
-    """Whether a run was stopped on request, and did not go on after that."""
-    stopped = tags.get(STOPPED_TAG, "")
-    return stopped.isdecimal() and (step or 0) <= int(stopped)
+def of_folder(folder: Path) -> RunRow:
+    """Builds the row of a run from its journal, as MLflow would have it.
+
+    Raises:
+        RequestError: the journal cannot be read, or no run has begun in it.
+    """
+    run, status, last = Run(folder), "RUNNING", dict[str, Point]()
+    params, tags = dict[str, str](), dict[str, str]()
+    begun = next((event for event in _events(folder) if isinstance(event, Started)), None)
+    if begun is None:
+        raise RequestError(f"{folder}: no run has begun in its journal")
+    for operation in _operations(folder):
+        match operation:
+            case Params():
+                params |= operation.values
+            case Tags():
+                tags |= operation.values
+            case Points():
+                for point in operation.points:
+                    if point.key not in last or _moment(point) >= _moment(last[point.key]):
+                        last[point.key] = point
+            case Ended():
+                status = operation.status
+            case Reopened():
+                status = "RUNNING"
+    run.take_kept_end(kept := RunState())
+    status = kept.ended or status if status == "RUNNING" else status
+    tags[RUN_ID_TAG] = begun.run_id
+    metrics, steps = {key: one.value for key, one in last.items()}, {key: one.step for key, one in last.items()}
+    row = RunRow(begun.name, run.mlflow_run_id() or begun.run_id, status, params, tags, metrics)
+    return _completed(replace(row, started=begun.t, folder=folder), steps)
 
 
-def _last_step(run: Run) -> int | None:
-    """The last step that was logged or is in a checkpoint: a run that is asked to stop ends between two log steps."""
-    logged = run.data.to_proto().metrics if _LOSS in run.data.metrics else ()
-    return max((int(metric.step) for metric in logged if metric.key in (_LOSS, _CHECKPOINT)), default=None)
+def points_of(folder: Path, metrics: Iterable[str]) -> dict[str, list[Point]]:
+    """Reads all points of some metrics from a run's journal.
+
+    Raises:
+        RequestError: the journal cannot be read.
+    """
+    found: dict[str, list[Point]] = {metric: [] for metric in metrics}
+    for operation in _operations(folder):
+        for point in operation.points if isinstance(operation, Points) else ():
+            if point.key in found:
+                found[point.key].append(point)
+    return found
 
 
-def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
-    """Adds the steps taken to the parameters; a resumed run may have made more steps than its parameters say."""
-    reached = metrics.get("summary/last_step")
-    return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:.0f}"}
+def _operations(folder: Path) -> Iterator[Operation]:
+    """Yields what the relay would send to MLflow, which resolves steps that a resumed run has repeated."""
+    translator = Translator()
+    for event in _events(folder):
+        yield from translator.translate([event])
 
 
-def _with_changes(params: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Adds what a resume changed; a run that began with another value is no repeat of one that had it throughout."""
-    changed = {key.removeprefix(CHANGED_PARAM): value for key, value in tags.items() if key.startswith(CHANGED_PARAM)}
-    return {**params, **{key: f"{params[key]}, then {value}" for key, value in changed.items() if key in params}}
+def _events(folder: Path) -> Iterator[Event]:
+    journal = Run(folder).journal_file
+    try:
+        yield from iterate(journal)
+    except OSError as error:
+        raise RequestError(f"{journal} cannot be read: {in_words(error)}") from None
+
+
+def _moment(point: Point) -> tuple[int, int]:
+    return point.step, point.timestamp
+
+
+def _completed(row: RunRow, steps: Mapping[str, int]) -> RunRow:
+    """Adds what follows from the tags, and the last step of a run that has not finished."""
+    is_open = row.status != "FINISHED" and LOSS in steps
+    # A run that is asked to stop ends between two log steps, at its checkpoint.
+    step = max(steps[key] for key in (LOSS, _CHECKPOINT) if key in steps) if is_open else None
+    stopped = row.tags.get(STOPPED_TAG, "")
+    # A run that went on after it was stopped and was then killed was killed.
+    was_stopped = row.status == "KILLED" and stopped.isdecimal() and (step or 0) <= int(stopped)
+    params, changed = dict(row.params), len(CHANGED_PARAM)
+    if (reached := row.metrics.get("summary/last_step")) is not None:
+        # A resumed run may have made more steps than its parameters say.
+        params[STEPS_TAKEN] = f"{reached:.0f}"
+    for key, value in ((tag[changed:], value) for tag, value in row.tags.items() if tag.startswith(CHANGED_PARAM)):
+        # A run that began with another value is no repeat of one that had this value throughout.
+        params |= {key: f"{params[key]}, then {value}"} if key in params else {}
+    shared, tags = _shared(params, ""), _shared(row.tags, _TAGS)
+    return replace(row, status="STOPPED" if was_stopped else row.status, params=shared, tags=tags, step=step)
 
 
 def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -158,12 +203,6 @@ def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:
     return {sys.intern(key): sys.intern(value) for key, value in values.items() if key.startswith(prefix)}
 
 
-def _curves(metrics: Mapping[str, float]) -> tuple[str, ...]:
-    kinds = (_RATE_CURVES, _MEMORY_CURVES, _LOSS_CURVES)
-    firsts = (next((sys.intern(key) for key in kind if key in metrics), None) for kind in kinds)
-    return tuple(key for key in firsts if key is not None)
-
-
-def logged_number(value: float | None) -> float | None:
+def logged_number(value: float) -> float:
     """Restores an infinity that MLflow's database stored as the largest double."""
-    return math.copysign(math.inf, value) if value is not None and abs(value) >= _INFINITE else value
+    return math.copysign(math.inf, value) if abs(value) >= _INFINITE else value

@@ -1,4 +1,4 @@
-"""Means of repeated runs and ratios of two means, with 95 % confidence intervals.
+"""Means of repeated runs, and ratios and differences of two means, with 95 % confidence intervals.
 
 Mean: Student's t. With n values, mean m and sample standard deviation s, the interval is m ± t·s/√n, where t is the
 97.5 % point of Student's distribution with n - 1 degrees of freedom. Rates and memory are never negative, so the
@@ -9,6 +9,8 @@ Statistical Society B 16, 1954), which T. Kalibera and R. Jones ("Rigorous bench
 for speed-ups. It holds the ratios r for which (m1 - r·m2)² ≤ t²·(v1 + r²·v2), with v = s²/n of each side. As the
 variances may differ, t has Satterthwaite's degrees of freedom at the observed ratio (A. C. Tamhane and B. R. Logan,
 Biometrics 60, 2004).
+
+Difference of two means: Welch's interval (B. L. Welch, Biometrika 34, 1947), which holds for values of any sign.
 """
 
 from __future__ import annotations
@@ -49,6 +51,32 @@ class Ratio:
         return self.interval is not None and self.interval[0] <= 1.0 <= self.interval[1]
 
 
+@dataclass(frozen=True)
+class Change:
+    """A group's mean minus the baseline's, with both means."""
+
+    metric: str
+    difference: float
+    value: float
+    baseline_value: float
+    interval: Interval | None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the interval contains 0, so that these runs show no difference."""
+        return self.interval is not None and self.interval[0] <= 0.0 <= self.interval[1]
+
+    def verdict(self, better: str | None) -> str | None:
+        """Returns `better` or `worse`; None if that is not known, or the runs show no difference.
+
+        Args:
+            better: the direction that is better, `higher` or `lower`.
+        """
+        if better is None or self.interval is None or self.undecided:
+            return None
+        return "better" if (self.difference > 0) is (better == "higher") else "worse"
+
+
 def mean_of(values: Sequence[float]) -> Mean | None:
     """Returns the mean of finite values; None if there are none."""
     count = len(values)
@@ -83,6 +111,18 @@ def ratio_interval(above: Mean, below: Mean) -> Interval | None:
         return 0.0, math.inf
     root = math.sqrt(max(0.0, b * b - a * c))
     return max(0.0, (b - root) / a), (b + root) / a
+
+
+def difference_interval(one: Mean, other: Mean) -> Interval | None:
+    """Returns Welch's interval for the first mean minus the second; None if either is of a single value."""
+    if one.count < 2 or other.count < 2:
+        return None
+    difference, v1, v2 = one.mean - other.mean, one.squared_error, other.squared_error
+    if v1 + v2 == 0:
+        return difference, difference
+    freedom = (v1 + v2) ** 2 / (v1**2 / (one.count - 1) + v2**2 / (other.count - 1))
+    half = student(freedom) * math.sqrt(v1 + v2)
+    return difference - half, difference + half
 
 
 def student(freedom: float) -> float:

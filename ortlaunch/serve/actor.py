@@ -48,9 +48,8 @@ _VARIABLES = frozenset(
 _FAMILIES = ("LC_", "NCCL_", "GLOO_")
 """The beginnings of further ones: a machine may need NCCL's to train at all, and no key of a run sets them."""
 _OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
-"""The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, and a comparison reads it,
-from the server that the service's own variables name and from none that a run folder does."""
-_WITH_MLFLOW = ("start", "compare")
+"""The variables that a child gets only to start a run, which sends its record with them, to the server that the
+service's own variables name and to none that a run folder does."""
 AT_ONCE = 3
 """Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""
 _LANE_OF = {"start": "queue", "outcome": "queue", "cancel": "stop", "export_weights": "long", "compare": "long"}
@@ -83,16 +82,13 @@ class Actor:
     """The list of the Unix users whom the service may act for by sudo (`ortlaunch.serve.unix_users`). None: nobody."""
     _turns: dict[tuple[str, str], threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
-    def call(
-        self, unix_user: str, action: str, request: Mapping[str, Any], beside: str | None = None
-    ) -> dict[str, Any]:
+    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
 
         Args:
             unix_user: the user whom the run belongs to.
             action: one of `ortlaunch.serve.act.ACTIONS`, whose functions say what they take and return.
             request: what the action takes, as JSON.
-            beside: the Unix user in whose working folder it acts; None for its own one.
 
         Raises:
             Refused: the action refuses the request.
@@ -103,11 +99,11 @@ class Actor:
         if not turns.acquire(timeout=_TURN_SECONDS):
             raise Unavailable(f"{action}: {AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
         try:
-            return self._call(unix_user, action, request, beside or unix_user)
+            return self._call(unix_user, action, request)
         finally:
             turns.release()
 
-    def _call(self, unix_user: str, action: str, request: Mapping[str, Any], beside: str) -> dict[str, Any]:
+    def _call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         words = [*self._as_user(unix_user), sys.executable, "-P", "-m", "ortlaunch.serve.act", action]
         seconds = _SECONDS_OF.get(action, _SECONDS)
         child = subprocess.Popen(
@@ -121,8 +117,7 @@ class Actor:
         )
         root = self.folder_of(unix_user)
         # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
-        place = self.folder_of(beside)
-        folder = place.parent if beside == own_user() else place
+        folder = root.parent if unix_user == own_user() else root
         document = json.dumps({**request, "root": str(root), "folder": str(folder), "seconds": seconds})
         try:
             answer, said = exchange(child, document.encode(), seconds, _LARGEST_ANSWER)
@@ -184,7 +179,7 @@ def own_user() -> str:
 
 
 def _environment(action: str) -> dict[str, str]:
-    names = _VARIABLES | _OF_MLFLOW if action in _WITH_MLFLOW else _VARIABLES
+    names = _VARIABLES | _OF_MLFLOW if action == "start" else _VARIABLES
     kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(_FAMILIES)}
     return kept | {"PYTHONUNBUFFERED": "1"}
 

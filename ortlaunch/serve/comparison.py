@@ -48,7 +48,5 @@ def compared(service: Service, caller: Caller, ids: str) -> dict[str, Any]:
     reader = caller.unix_user
     if reader is None or not service.actor.may_act_for(reader):
         reader = own_user()
-    # A store that is a file lies in the working folder of the runs' owner.
-    places = {"run_dirs": [one.place for one in found]}
-    answer: dict[str, Any] = service.actor.call(reader, "compare", places, beside=found[0].unix_user)
+    answer: dict[str, Any] = service.actor.call(reader, "compare", {"run_dirs": [one.place for one in found]})
     return answer

@@ -26,10 +26,10 @@ from ortlaunch.compose.sweep_folder import discard, sweep_folder
 from ortlaunch.compose.sweeps import swept_keys, swept_words
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
+from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.sweep import marks_of
-from ortlaunch.tracking.mlflow import mlflow_of
 from ortlaunch.verbs.multirun import Multirun, combination_name
 
 if TYPE_CHECKING:
@@ -169,10 +169,6 @@ def _check(grid: Grid) -> None:
                 f"{given}: a bench runs on this machine alone. On several, run the grid by --multirun with "
                 "seed=0,1,2 and compare it by ortlaunch compare --sweep"
             )
-        if mlflow_of(cell.config) is None:
-            raise RequestError(
-                f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
-            )
 
 
 def _rounds(grid: Grid, repeat: int) -> list[tuple[int, Cell, list[str]]]:
@@ -242,12 +238,8 @@ def _compare(grid: Grid, options: argparse.Namespace) -> None:
     """Compares the runs of the sweep, as `ortlaunch compare` does."""
     from ortlaunch.compare import command
 
-    config = grid.cells[0].config
-    tracking = mlflow_of(config)
-    assert tracking is not None
-    experiment = tracking.experiment_name or config.experiment
-    chosen = {"run": [], "tag": [], "last": 1, "sweep": str(grid.folder), "experiment": experiment, "uri": tracking.uri}
+    chosen = {"run": [], "tag": [], "last": 1, "sweep": str(grid.folder), "experiment": None, "uri": None}
     try:
-        command.run(argparse.Namespace(**vars(options), **chosen), tracking.uri, experiment)
+        command.run(argparse.Namespace(**vars(options), **chosen), default_uri(), Config.experiment)
     except RequestError as error:
         raise RequestError(f"the runs have ended, but cannot be compared: {error}") from error

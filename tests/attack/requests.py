@@ -145,7 +145,6 @@ def _place(key: Key, beginning: tuple[str, ...], chance: random.Random) -> Reque
         ["export", "onnx", "model=mlp", f"from_weights={place}", "out=new"],
         ["export", "verify", place],
         ["compare", "--html", place],
-        ["compare", "--png", place],
         ["jobs", "--root", place],
         ["sync", place],
         [chance.choice(OF_A_RUN), place],

@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.compare.choose import Selection
+from ortlaunch.compare.command import collect
+from ortlaunch.compare.comparison import Comparison
+from ortlaunch.compare.sources import reading
 from ortlaunch.config.schema import MlflowConfig
 from tests.tracking.conftest import store as store
+
+
+def collected(store: MlflowConfig, **selection: Any) -> Comparison:
+    """The comparison of runs of a store."""
+    with reading(store.uri, is_named=True) as sources:
+        return collect(sources, Selection(**selection))
 
 
 @pytest.fixture

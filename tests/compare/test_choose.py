@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.choose import Selection
-from ortlaunch.compare.command import collect, main
+from ortlaunch.compare.command import main
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.serve.acts.comparing import compare
 from ortlaunch.tracking.sink import PARENT_TAG
+from tests.compare.conftest import collected
 
 Make = Callable[..., str]
 
 
 def names(store: MlflowConfig, **selection: Any) -> list[str]:
-    return [row.name for row in collect(store.uri, Selection(**selection)).rows]
+    return [row.name for row in collected(store, **selection).rows]
 
 
 def test_tags_are_a_filter_and_all_must_hold(store: MlflowConfig, make: Make, experiment: str) -> None:
@@ -87,10 +85,8 @@ def test_the_last_runs_and_that_there_are_more(store: MlflowConfig, make: Make, 
     for name in "abcd":
         make(name)
     assert names(store, experiment=experiment, last=2) == ["c", "d"]
-    assert collect(store.uri, Selection(experiment=experiment, last=3)).notes == [
-        "the last 3 runs only: more by --last N"
-    ]
-    assert collect(store.uri, Selection(experiment=experiment, last=4)).notes == []
+    assert collected(store, experiment=experiment, last=3).notes == ["the last 3 runs only: more by --last N"]
+    assert collected(store, experiment=experiment, last=4).notes == []
 
 
 def test_comparisons_and_sweeps_are_no_runs_to_compare(store: MlflowConfig, make: Make, experiment: str) -> None:
@@ -101,20 +97,20 @@ def test_comparisons_and_sweeps_are_no_runs_to_compare(store: MlflowConfig, make
     assert names(store, experiment=experiment, last=2) == ["a", "b"]
 
 
-def test_deleted_runs_are_called_so(store: MlflowConfig, make: Make, experiment: str, client: Any) -> None:
+def test_deleted_runs_are_no_runs(store: MlflowConfig, make: Make, experiment: str, client: Any) -> None:
     make("a")
     run_id = make("gone-" + experiment)
     client.delete_run(run_id)
     for asked in (run_id, "gone-" + experiment):
-        with pytest.raises(RequestError, match="deleted in MLflow"):
+        with pytest.raises(RequestError, match="there is no run"):
             names(store, runs=["a"], baseline=asked, experiment=experiment)
     assert names(store, experiment=experiment) == ["a"]
 
 
 def test_more_runs_than_a_page(store: MlflowConfig, make: Make, experiment: str, monkeypatch: Any) -> None:
-    from ortlaunch.compare import choose
+    from ortlaunch.compare import sources
 
-    monkeypatch.setattr(choose, "_RUNS_PAGE", 2)
+    monkeypatch.setattr(sources, "_RUNS_PAGE", 2)
     for name in "abcde":
         make(name)
     assert names(store, experiment=experiment, last=5) == list("abcde")
@@ -125,10 +121,10 @@ def test_a_baseline_may_be_of_another_experiment(store: MlflowConfig, make: Make
     make("a", 2.0)
     other = client.create_experiment(f"other-{experiment}")
     run_id = client.create_run(other, run_name="elsewhere").info.run_id
-    comparison = collect(store.uri, Selection(experiment=experiment, baseline=run_id))
+    comparison = collected(store, experiment=experiment, baseline=run_id)
     assert [row.name for row in comparison.rows] == ["elsewhere", "a"] and comparison.baseline_id == run_id
     with pytest.raises(RequestError, match="no run 'nobody'"):
-        collect(store.uri, Selection(experiment=experiment, baseline="nobody"))
+        collected(store, experiment=experiment, baseline="nobody")
 
 
 def test_of_two_runs_with_the_baselines_name_the_selected_one_is_meant(
@@ -148,18 +144,20 @@ def test_of_two_runs_with_the_baselines_name_the_selected_one_is_meant(
         )
         for name in ("cell", "other")
     )
-    comparison = collect(store.uri, Selection(experiment=experiment, runs=[later, other], baseline="cell"))
+    comparison = collected(store, experiment=experiment, runs=[later, other], baseline="cell")
     assert comparison.baseline_id == later and {row.run_id for row in comparison.rows} == {later, other}
     with pytest.raises(RequestError, match="'cell' means 2 runs"):
-        collect(store.uri, Selection(experiment=experiment, runs=[other], baseline="cell"))
+        collected(store, experiment=experiment, runs=[other], baseline="cell")
 
 
 def baseline_of(store: MlflowConfig, **selection: Any) -> tuple[str, str]:
-    comparison = collect(store.uri, Selection(**selection))
+    comparison = collected(store, **selection)
     return next(row.name for row in comparison.rows if row.run_id == comparison.baseline_id), comparison.why
 
 
-def test_the_baseline_stays_while_runs_are_added(store: MlflowConfig, make: Make, experiment: str, capsys: Any) -> None:
+def test_the_baseline_is_the_oldest_eager_run_that_is_shown(
+    store: MlflowConfig, make: Make, experiment: str, capsys: Any
+) -> None:
     make("ort first", 9.0, tags={"backend": "ort"})
     assert main(["--experiment", experiment], store.uri, "") == 0
     assert "baseline:" not in capsys.readouterr().out, "there is no other"
@@ -169,20 +167,18 @@ def test_the_baseline_stays_while_runs_are_added(store: MlflowConfig, make: Make
     )
     make("too short", tags={"backend": "eager"})
     make("stopped", 5.0, tags={"backend": "eager"}, status="KILLED")
-    for number in range(12):
+    for number in range(4):
         make(f"eager-{number}", 1.0, tags={"backend": "eager"})
         make(f"ort-{number}", 2.0, tags={"backend": "ort"})
-        make("typo", params={"model.name": "gpt22"}, status="FAILED")
-        assert baseline_of(store, experiment=experiment)[0] == names(store, experiment=experiment)[0] == "eager-0"
-    assert main(["--experiment", experiment], store.uri, "") == 0
-    out = capsys.readouterr().out
+    make("typo", params={"model.name": "gpt22"}, status="FAILED")
+    assert main(["--experiment", experiment, "--last", "12"], store.uri, "") == 0
     why = "the oldest eager run of gpt2 (the newest run's model) that finished"
-    assert f"\nbaseline: {why}; another by --baseline RUN\n" in out
-    assert "\nthe last 10 runs and the baseline only: more by --last N\n" in out
-    assert len(names(store, experiment=experiment)) == 11, "the last ten, and the baseline"
+    assert f"\nbaseline: {why}; another by --baseline RUN\n" in capsys.readouterr().out
+    assert names(store, experiment=experiment)[:3] == ["eager-0", "stopped", "ort-0"], "the baseline comes first"
+    assert len(names(store, experiment=experiment)) == 10
     assert baseline_of(store, experiment=experiment, tags=[("ortlaunch.backend", "ort")])[0] == "ort first"
-    assert baseline_of(store, experiment=experiment, last=5)[0] == "eager-11", "who gives a number wants no others"
-    assert names(store, experiment=experiment, last=2) == ["ort-11", "typo"]
+    assert baseline_of(store, experiment=experiment, last=4)[0] == "eager-3", "of these four"
+    assert names(store, experiment=experiment, last=2) == ["ort-3", "typo"]
     assert baseline_of(store, experiment=experiment, baseline="ort-3") == ("ort-3", "")
     assert baseline_of(store, experiment=experiment, runs=["ort-3", "eager-0"]) == (
         "ort-3",
@@ -257,18 +253,3 @@ def test_how_far_came_what_did_not_finish(store: MlflowConfig, make: Make, exper
     assert f"stopped ({stopped[:8]}) STOPPED at step 7 of 100" in out
     assert f"resumed ({resumed[:8]}) KILLED at step 7 of 100" in out, "it was killed after it went on"
     assert "1 FINISHED 1 FAILED" in out and "steps taken" not in out
-
-
-def test_the_service_shows_the_ids_that_its_other_pages_have(
-    store: MlflowConfig, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places, ids = [tmp_path / f"20260101-000000-run-{one}" for one in ("00aa00", "00bb00")], []
-    for place in places:
-        own = {"params": {"optimizer.lr": place.name}, "tags": {"run_dir": str(place)}}
-        ids.append(make("run", 100.0, status="KILLED", **own))
-        place.mkdir()
-        (place / "relay.json").write_text(json.dumps({"mlflow_run_id": ids[-1]}))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    found = str(compare({"run_dirs": [str(place) for place in places]}))
-    assert not any(one[:8] in found for one in ids)
-    assert "run (00aa00) KILLED" in found and "against run (00aa00)" in found and "'00bb00'" in found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -17,14 +16,14 @@ import pytest
 from rich.console import Console
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.choose import Selection
-from ortlaunch.compare.command import collect, main
+from ortlaunch.compare.command import main
 from ortlaunch.compare.comparison import compared
-from ortlaunch.compare.render import render
-from ortlaunch.compare.runs import RunRow
+from ortlaunch.compare.runs import MEMORY, RunRow
+from ortlaunch.compare.table import render
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.relay import sync
+from tests.compare.conftest import collected
 
 EXPERIMENT = "bench"
 UNFINISHED = {"fell": "FAILED", "image": "KILLED", "bare": "RUNNING"}
@@ -102,6 +101,7 @@ def test_json_has_the_figures_of_every_run(store: MlflowConfig, runs: dict[str, 
         "last_loss": 2.34567,
         "steady_windows": None,
         "ort_suspect": False,
+        "figures": {},
     }
     fast, fell, image, bare = rows["fast"], rows["fell"], rows["image"], rows["bare"]
     assert (fast["speedup"], fast["speedup_value"], fast["speedup_baseline_value"]) == (1.25, 1500.0, 1200.0)
@@ -109,7 +109,7 @@ def test_json_has_the_figures_of_every_run(store: MlflowConfig, runs: dict[str, 
     assert (fell["speedup"], fell["tokens_per_second_median"], fell["status"]) == (0.0, 0.0, "FAILED")
     assert (image["speedup"], image["speedup_metric"]) == (2.5, "samples_per_second_median")
     assert bare["status"] == "RUNNING"
-    known = ("run", "run_id", "status", "ort_suspect")
+    known = ("run", "run_id", "status", "ort_suspect", "figures")
     assert all(value is None for key, value in bare.items() if key not in known), "what is missing is null, never 0"
 
 
@@ -134,7 +134,7 @@ def test_baseline_is_the_run_that_is_asked_for(store: MlflowConfig, runs: dict[s
 
 
 def test_table_fits_120_columns_and_marks_suspects(store: MlflowConfig, runs: dict[str, str]) -> None:
-    comparison = collect(store.uri, Selection(experiment=EXPERIMENT))
+    comparison = collected(store, experiment=EXPERIMENT)
     for terminal in (False, True):
         out = io.StringIO()
         render(comparison, "table", Console(file=out, force_terminal=terminal, width=120, color_system=None))
@@ -156,13 +156,17 @@ def test_table_fits_120_columns_and_marks_suspects(store: MlflowConfig, runs: di
 
 def test_no_terminal_means_no_colour_and_nothing_cut() -> None:
     name = "a-very-long-run-name-" * 12
-    rows = [RunRow(name, "0" * 32, "FINISHED", model="m" * 90), RunRow("evil\x1b[31m\n|name", "1" * 32, "FINISHED")]
+    rows = [
+        RunRow(name, "0" * 32, "FINISHED", {"model.name": "m" * 90}),
+        RunRow("evil\x1b[31m\n|name", "1" * 32, "FINISHED"),
+    ]
     comparison = compared(rows, "0" * 32, "http://h")
     out = io.StringIO()
     render(comparison, "table", Console(file=out, width=80))
     text = out.getvalue()
     assert name in text and "m" * 90 in text and "…" not in text and "\x1b" not in text
-    assert sum(name in line for line in text.splitlines() if not line.startswith(("!", "speed"))) == 1
+    table = text.partition("speed-up and")[0]
+    assert sum(name in line for line in table.splitlines()) == 1
     narrow = io.StringIO()
     render(comparison, "table", Console(file=narrow, width=80, force_terminal=True, color_system=None))
     assert "…" not in narrow.getvalue()
@@ -171,12 +175,7 @@ def test_no_terminal_means_no_colour_and_nothing_cut() -> None:
     assert "evil?\\[31m?\\|name" in out.getvalue()
 
 
-def test_csv_and_markdown(store: MlflowConfig, runs: dict[str, str], capsys: Any) -> None:
-    assert main(["--format", "csv"], store.uri, EXPERIMENT) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["speedup"] for row in rows] == ["1.0", "1.25", "0.0", "2.5", "-"]
-    assert [row["ort_active"] for row in rows] == ["false", "true", "false", "false", "-"]
-    assert rows[1]["step_seconds_p50"] == "-" and rows[0]["last_loss"] == "2.34567"
+def test_markdown(store: MlflowConfig, runs: dict[str, str], capsys: Any) -> None:
     assert main(["--format", "markdown"], store.uri, EXPERIMENT) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| run | id | model |") and "| p50 ms |" in lines[0]
@@ -187,7 +186,7 @@ def test_csv_and_markdown(store: MlflowConfig, runs: dict[str, str], capsys: Any
 
 
 def test_infinite_and_nan_stay_readable() -> None:
-    rows = [RunRow("r", "0" * 32, "FINISHED", last_loss=math.nan, peak_memory_gib=math.inf)]
+    rows = [RunRow("r", "0" * 32, "FINISHED", metrics={"train/loss": math.nan, MEMORY: math.inf})]
     out = io.StringIO()
     render(compared(rows, "0" * 32, "u"), "json", Console(file=out))
     row = json.loads(out.getvalue())["runs"][0]
@@ -204,16 +203,15 @@ def test_runs_are_found_by_any_of_their_names(store: MlflowConfig, runs: dict[st
     assert [row["run"] for row in as_json(store, capsys, "--last", "2")["runs"]] == ["image", "bare"]
 
 
-def test_run_folders(store: MlflowConfig, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_folder_is_read_from_its_journal(store: MlflowConfig, tmp_path: Path, capsys: Any) -> None:
     run_dir = tmp_path / "20260101-folder-d1"
     run_dir.mkdir()
     Journal(run_dir / "journal.jsonl").start("folders", "folder", "d1")
-    with pytest.raises(RequestError, match="ortlaunch sync"):
-        main([str(run_dir)], store.uri, EXPERIMENT)
+    assert [row["run_id"] for row in as_json(store, capsys, str(run_dir))["runs"]] == ["d1"]
     run_id = sync(run_dir, store).mlflow_run_id
     assert [row["run_id"] for row in as_json(store, capsys, str(run_dir))["runs"]] == [run_id]
-    (run_dir / "relay.json").write_text(json.dumps({"mlflow_run_id": "0" * 32}))
-    with pytest.raises(RequestError, match="another store"):
+    (run_dir / "journal.jsonl").write_text("")
+    with pytest.raises(RequestError, match=f"{run_dir}: no run has begun in its journal"):
         main([str(run_dir)], store.uri, EXPERIMENT)
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ortlaunch.compare.columns import mean_loss
-from ortlaunch.compare.comparison import Comparison, compare_url, compared
+from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import thinned
-from ortlaunch.compare.runs import RunRow
+from ortlaunch.compare.figures import Figure
+from ortlaunch.compare.runs import MEMORY, RATES, RunRow
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.run.journal import flatten
@@ -19,12 +19,24 @@ PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name
 TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}
 
 
+METRICS = {
+    "peak_memory_gib": MEMORY,
+    "last_loss": "train/loss",
+    "other_cpu_percent": "summary/other_cpu_percent",
+    "steady_windows": "summary/steady_windows",
+    "accuracy": "eval/accuracy",
+}
+
+
 def row(number: int, tokens: float | None = 100.0, **changes: object) -> RunRow:
     params = PARAMS | changes.pop("params", {})  # type: ignore[operator]
     tags = TAGS | changes.pop("tags", {})  # type: ignore[operator]
+    tags |= {f"ortlaunch.{key}": str(changes.pop(key)).lower() for key in ("backend", "ort_active") if key in changes}
+    metrics = {METRICS[key]: changes.pop(key) for key in METRICS if key in changes} | {RATES[0]: tokens}
+    metrics = {key: value for key, value in metrics.items() if value is not None}
     name = str(changes.pop("name", f"run-{number}"))
-    made = RunRow(name, f"{number:08x}" + "0" * 24, "FINISHED", model=params["model.name"], params=params, tags=tags)
-    return replace(made, tokens_per_second_median=tokens, experiment_id="7", **changes)  # type: ignore[arg-type]
+    made = RunRow(name, f"{number:08x}" + "0" * 24, "FINISHED", params, tags, metrics)  # type: ignore[arg-type]
+    return replace(made, experiment_id="7", **changes)  # type: ignore[arg-type]
 
 
 def of(*rows: RunRow) -> Comparison:
@@ -37,8 +49,8 @@ def test_runs_that_differ_in_the_seed_are_one_group() -> None:
     comparison = of(*rows, row(9, 2400.0, params={"train.batch_size": "8"}))
     first, second = comparison.groups
     assert (first.label, len(first.rows), first.seeds) == ("gpt2", 3, ["0", "1", "2"])
-    assert first.tokens is not None and first.tokens.mean == 1200.0
-    assert first.tokens.interval == pytest.approx((1155.2166, 1244.7834), abs=1e-3)
+    assert (mean := first.mean(RATES[0])) is not None and mean.mean == 1200.0
+    assert mean.interval == pytest.approx((1155.2166, 1244.7834), abs=1e-3)
     assert second.speedup is not None
     assert (second.speedup.ratio, second.speedup.value, second.speedup.baseline_value) == (2.0, 2400.0, 1200.0)
     assert second.speedup.interval is None, "a single run has no interval"
@@ -77,8 +89,8 @@ def test_repeats_that_broke_off_stand_with_the_others_and_count_for_nothing() ->
     comparison = of(*rows)
     base, other = comparison.groups
     assert (base.status, base.first.name, len(other.rows)) == ("2 FINISHED 1 FAILED", "run-1", 1)
-    assert base.tokens is not None and (base.tokens.count, base.tokens.mean) == (2, 110.0)
-    assert mean_loss(base) == 2.5, "that of step 3 is no last loss"
+    assert (mean := base.mean(RATES[0])) is not None and (mean.count, mean.mean) == (2, 110.0)
+    assert base.loss == 2.5, "that of step 3 is no last loss"
     assert comparison.warnings == ["not finished: run-0 (00000000) FAILED at step 3 of 100"]
     assert [one.key for one in comparison.differences] == ["optimizer.lr", "seed"]
 
@@ -151,13 +163,12 @@ def test_memory_has_a_ratio_of_its_own() -> None:
     comparison = of(row(0, peak_memory_gib=4.0), row(1, peak_memory_gib=3.0, params={"optimizer.lr": "1"}))
     memory = comparison.groups[1].memory
     assert memory is not None and (memory.ratio, memory.value, memory.baseline_value) == (0.75, 3.0, 4.0)
-    assert comparison.rows[1].memory is not None and comparison.rows[1].memory.ratio == 0.75
 
 
 def test_figures_that_are_no_numbers_are_left_out_of_means() -> None:
     rows = [row(n, tokens) for n, tokens in enumerate((100.0, math.nan, None, math.inf))]
     (group,) = of(*rows).groups
-    assert group.tokens is not None and (group.tokens.count, group.tokens.mean) == (1, 100.0)
+    assert (mean := group.mean(RATES[0])) is not None and (mean.count, mean.mean) == (1, 100.0)
 
 
 def test_only_what_differs_is_listed() -> None:
@@ -277,13 +288,43 @@ def test_a_thousand_unfair_runs_are_one_line() -> None:
 
 def test_the_url_of_mlflows_own_page() -> None:
     rows = [row(1), row(2)]
-    url = compare_url("https://u:***@host:5000/mlflow/", rows)
     one, two = rows[0].run_id, rows[1].run_id
-    assert url == (
+    assert compared(rows, one, "https://u:***@host:5000/mlflow/").url == (
         f"https://host:5000/mlflow/#/compare-runs?runs=%5B%22{one}%22%2C%22{two}%22%5D&experiments=%5B%227%22%5D"
     )
-    assert compare_url("sqlite:////x.db", rows) is None
-    assert compare_url("http://host", [row(n) for n in range(101)]) is None
+    assert compared(rows, one, "sqlite:////x.db").url is None
+    assert compared([row(n) for n in range(101)], f"{0:032x}", "http://host").url is None
+
+
+@pytest.mark.parametrize(
+    ("better", "values", "said"),
+    [
+        ("higher", (0.9, 0.91, 0.92), "better"),
+        ("lower", (0.9, 0.91, 0.92), "worse"),
+        ("lower", (-0.9, -0.91, -0.92), "better"),
+        (None, (0.9, 0.91, 0.92), None),
+        ("higher", (0.4, 0.5, 0.63), None),
+    ],
+)
+def test_a_figure_of_any_name_gets_a_verdict_by_its_direction(
+    better: str | None, values: tuple[float, ...], said: str | None
+) -> None:
+    """Also where it is negative, which has no ratio."""
+    base = [row(n, accuracy=value, params={"seed": str(n)}) for n, value in enumerate((0.5, 0.51, 0.52))]
+    other = [row(9 + n, accuracy=value, params={"optimizer.lr": "1", "seed": str(n)}) for n, value in enumerate(values)]
+    figure = Figure("eval/accuracy", better)
+    first, second = compared([*base, *other], base[0].run_id, figures=[figure]).groups
+    change, own = second.change(figure.metric), first.change(figure.metric)
+    assert change is not None and change.verdict(better) == said
+    assert change.difference == pytest.approx(sum(values) / 3 - 0.51) and change.undecided is (values[0] == 0.4)
+    assert own is not None and own.interval is None, "the baseline is no news"
+
+
+def test_each_run_is_a_group_of_its_own_if_that_is_asked() -> None:
+    rows = [row(n, 100.0 + n, params={"seed": str(n)}) for n in range(3)]
+    found = compared(rows, rows[0].run_id, each=True)
+    assert [[one.run_id for one in group.rows] for group in found.groups] == [[one.run_id] for one in rows]
+    assert [group.speedup.ratio for group in found.groups if group.speedup] == [1.0, 1.01, 1.02]
 
 
 def test_thinning_keeps_ends_peaks_and_gaps() -> None:

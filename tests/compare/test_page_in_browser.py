@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from mlflow.entities import Metric
+from PIL import Image
 
 from ortlaunch.compare.command import main
 from ortlaunch.config.schema import MlflowConfig
@@ -88,6 +90,11 @@ def drawn_pixels(visit: Visit, holds: Callable[[list[int]], bool]) -> list[list[
     return found
 
 
+def inks_of(picture: Image.Image) -> Counter[Any]:
+    """How many pixels of each colour it has."""
+    return Counter({ink: count for count, ink in picture.getcolors(1 << 24) or []})
+
+
 def test_three_curves_are_drawn_and_can_be_hidden(
     store: MlflowConfig, make: Callable[..., str], experiment: str, tmp_path: Path, site: Site
 ) -> None:
@@ -103,12 +110,16 @@ def test_three_curves_are_drawn_and_can_be_hidden(
     counts = []
     with visiting(width=1400, height=1200) as visit:
         visit.page.goto(site.url)
-        boxes = visit.page.locator("#runs input")
+        boxes = visit.page.locator("#legend input")
         for is_whole in (True, False, True):  # As it is, without the second, and with it again.
             counts.append(drawn_pixels(visit, lambda found, is_whole=is_whole: (found[1] > 0) is is_whole))
             boxes.nth(1).click()
+        boxes.nth(2).click()
+        with visit.page.expect_download() as saved:
+            visit.page.locator(".save").first.click()
+        saved.value.save_as(tmp_path / saved.value.suggested_filename)
         titles = visit.page.locator("h3").all_text_contents()
-        labels = visit.page.locator("#runs label").all_text_contents()
+        labels = visit.page.locator("#legend label").all_text_contents()
         wide = visit.page.evaluate("document.documentElement.scrollWidth > innerWidth")
     assert visit.errors == [] and visit.failed == []
     assert site.asked == ["/page.html"] and {f"http://{host}/page.html" for host in visit.hosts} == {site.url}
@@ -123,6 +134,10 @@ def test_three_curves_are_drawn_and_can_be_hidden(
         assert found[1] == 0 and found[0] > 150 and found[2] > 150, found
     assert [min(found) > 150 for found in again] == [True] * 6
     assert not wide, "only the tables scroll sideways"
+    picture = Image.open(tmp_path / "Throughput-tokens-s-over-steps.png").convert("RGB")
+    inks = inks_of(picture)
+    assert inks[COLOURS[0]] > 150 and not inks[COLOURS[2]], "as it is shown, without the third curve"
+    assert inks_of(picture.crop((0, 268, 40, picture.height)))[COLOURS[0]] > 20, "beside the name of its curve"
 
 
 def test_no_line_crosses_the_pause_before_a_run_was_resumed(

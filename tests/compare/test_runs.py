@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 
 from ortlaunch.compare.comparison import compared
-from ortlaunch.compare.runs import RunRow, row_of
+from ortlaunch.compare.runs import RunRow, of_mlflow
 
 PARAMS = {"model.name": "gpt2", "train.steps": "50"}
 
@@ -14,7 +14,7 @@ def read(number: int, params: dict[str, str], tags: dict[str, str], last_step: f
     info = RunInfo(f"{number:032x}", "7", "me", "FINISHED", number, number + 1, "active", run_name=f"run-{number}")
     metrics = [Metric("summary/last_step", last_step, 1, 0), Metric("summary/tokens_per_second_median", 9.0, 1, 0)]
     data = RunData(metrics, [Param(*pair) for pair in params.items()], [RunTag(*pair) for pair in tags.items()])
-    return row_of(Run(info, data))
+    return of_mlflow(Run(info, data))
 
 
 def test_a_parameter_that_a_resume_changed_shows_both_values() -> None:

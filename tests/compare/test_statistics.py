@@ -6,8 +6,9 @@ import math
 import random
 
 import pytest
+import scipy.stats
 
-from ortlaunch.compare.statistics import mean_of, ratio_interval, student
+from ortlaunch.compare.statistics import difference_interval, mean_of, ratio_interval, student
 
 T = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262}
 """The 97.5 % points that every table of Student's t has."""
@@ -89,3 +90,15 @@ def test_repeats_without_any_spread_are_sure_of_their_ratio() -> None:
     above, below = mean_of([3.0, 3.0]), mean_of([2.0, 2.0])
     assert above is not None and below is not None
     assert ratio_interval(above, below) == (1.5, 1.5)
+
+
+def test_the_interval_of_a_difference_is_welchs() -> None:
+    """As scipy's own t-test has it, for values of both signs."""
+    first, second = [-0.3, 0.5, 0.1, 0.4], [-1.2, -0.8, -1.9]
+    one, other = mean_of(first), mean_of(second)
+    assert one is not None and other is not None
+    wanted = scipy.stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    assert difference_interval(one, other) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+    alike, single = mean_of([3.0, 3.0]), mean_of([2.0])
+    assert alike is not None and single is not None
+    assert difference_interval(alike, alike) == (0.0, 0.0) and difference_interval(alike, single) is None

@@ -240,7 +240,6 @@ def test_a_cell_that_does_not_compose_leaves_nothing(tmp_path: Path) -> None:
     [
         (["launcher=slurm"], "launcher=slurm: a bench runs on this machine"),
         (["launcher.nodes=2", "launcher.master_addr=h"], "launcher.nodes=2: a bench"),
-        (["tracking=none"], "tracking=none: a bench compares"),
         (["experiment=x,y"], "experiment: the runs of a bench"),
         (["tracking.uri=sqlite:///a.db,sqlite:///b.db"], "tracking.uri: the runs of a bench"),
         (["train.steps=0"], "train.steps=0"),

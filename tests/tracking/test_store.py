@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.reading import opened
+from ortlaunch.compare.sources import opened
 from tests.support.servers import free_port
 
 

@@ -17,13 +17,12 @@ import pytest
 import yaml
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.choose import Selection
-from ortlaunch.compare.command import collect
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.sweep import SweepTask, create, find_sweep, join, note_end, tags_of
 from ortlaunch.tracking.relay import sync
+from tests.compare.conftest import collected
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,12 +105,12 @@ def test_compare_shows_the_runs_of_a_sweep_and_never_its_parent(sweep_of, store:
         sync(folder, store)
     names = ["run-0", "run-1", "run-2"]
     for asked in (str(sweep.folder), "sweep-x", sweep.run_id):
-        rows = collect(store.uri, Selection(sweep=asked, experiment=request.node.name)).rows
+        rows = collected(store, sweep=asked, experiment=request.node.name).rows
         assert [row.name for row in rows] == names, asked
-    latest = collect(store.uri, Selection(experiment=request.node.name, last=3)).rows
+    latest = collected(store, experiment=request.node.name, last=3).rows
     assert sorted(row.name for row in latest) == names
-    with pytest.raises(RequestError, match="no run of a sweep run-0"):
-        collect(store.uri, Selection(sweep="run-0", experiment=request.node.name))
+    with pytest.raises(RequestError, match="no sweep 'run-0' with runs"):
+        collected(store, sweep="run-0", experiment=request.node.name)
 
 
 def test_an_embedded_store_that_was_lost_gets_all_runs_again(sweep_of, store: MlflowConfig, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_it_is_the_wheel_that_runs(installed) -> None:
 def test_training_a_ready_job_and_compare(installed) -> None:
     ready = installed.run("+jobs=gpt2_zero1_ort", "experiment=default", *_SMALL, *_NANO)
     assert ready.returncode == 0, ready.stdout + ready.stderr
-    compared = installed.run("compare", "--format", "csv")
+    compared = installed.run("compare", "--format", "markdown")
     assert compared.returncode == 0, compared.stderr
     assert "gpt2-ort-deepspeed-z1" in compared.stdout
     assert "FINISHED" in compared.stdout and "FAILED" not in compared.stdout

@@ -47,7 +47,6 @@ async def tables(request: Request, caller: Viewer, ids: Ids = "") -> HTMLRespons
 
 def _tables(request: Request, caller: Caller, ids: str) -> HTMLResponse:
     comparison, refusal = None, ""
-    # The curves come from the run folders; the tables need MLflow, which may have no such run or not answer.
     try:
         comparison = compared(service_of(request), caller, ids)
     except (Unfit, Refused, Unavailable) as error:

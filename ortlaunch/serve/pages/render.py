@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ortlaunch.base.text import public_text
+from ortlaunch.compare import page as comparison
 from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.guard import csrf_token
 from ortlaunch.serve.service import service_of
@@ -59,7 +60,7 @@ def is_part(request: Request) -> bool:
 def _environment() -> Environment:
     # Everything is escaped, whatever a template is called.
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([TEMPLATES, comparison.TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,23 +1,12 @@
 // The curves of a comparison: every plot has every run, and a run is shown or hidden in all of them at once.
 import { call, say } from "./api.js";
-import { AT_ONCE, Plot, Plots, colour, dash } from "./curves.js";
-import { element, plain } from "./format.js";
+import { AT_ONCE, MetricPlot, Plots } from "./curves.js";
+import { plain } from "./format.js";
+import { legend } from "./plot.js";
 
 const page = document.getElementById("compare");
 const FIRST_CURVES = 9;
 const plots = new Plots(FIRST_CURVES);
-
-const line = (at) => {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
-  const set = { x1: 0, y1: 5, x2: 28, y2: 5, stroke: colour(at), "stroke-width": 3, "stroke-dasharray": dash(at).join(" ") };
-  for (const [name, value] of Object.entries(set)) stroke.setAttribute(name, value);
-  svg.setAttribute("width", 28);
-  svg.setAttribute("height", 10);
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(stroke);
-  return svg;
-};
 
 const ids = page.dataset.ids.split(",").filter(Boolean);
 // Many runs get fewer points each: a plot is no wider than some hundred pixels.
@@ -53,7 +42,7 @@ const begin = async () => {
         const found = run.curves[metric];
         return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values }] : [];
       });
-      const plot = new Plot(metric, curves, { fromZero: /^(throughput|memory|gpu)\//.test(metric) });
+      const plot = new MetricPlot(metric, curves);
       hidden.forEach((at) => plot.hide(at, true));
       return [metric, plot];
     });
@@ -62,15 +51,10 @@ const begin = async () => {
   plots.add(await plotted(first));
   const all = [...new Set(runs.flatMap((run) => run.names))];
   plots.lack(all.filter((metric) => !first.includes(metric)), plotted);
-  const legend = document.getElementById("legend");
-  ids.forEach((id, at) => {
-    const box = element("input", { type: "checkbox", checked: true });
-    box.addEventListener("change", () => {
-      if (box.checked) hidden.delete(at);
-      else hidden.add(at);
-      for (const plot of plots.values()) plot.hide(at, !box.checked);
-    });
-    legend.append(element("label", {}, box, line(at), element("span", { text: nameOf(id) })));
+  legend(document.getElementById("legend"), ids.map((id, at) => ({ label: nameOf(id), group: at })), (at, shown) => {
+    if (shown) hidden.delete(at);
+    else hidden.add(at);
+    for (const plot of plots.values()) plot.hide(at, !shown);
   });
   document.getElementById("no-curves").hidden = all.length > 0;
   plots.holder.dataset.ready = "yes";

@@ -1,18 +1,17 @@
 // The curves, logs and configuration of a run that has a folder.
 import { call, say, working } from "./api.js";
-import { Plot, Plots } from "./curves.js";
+import { MetricPlot, Plots } from "./curves.js";
 import { element, plain } from "./format.js";
 import { Log } from "./log.js";
 import { subscribe } from "./stream.js";
 
 // The log stands below the curves and must not be far away.
 const FIRST_CURVES = 6;
-const FROM_ZERO = /^(throughput|memory|gpu)\//;
 const LOOK_AGAIN = 5000;
 const plots = new Plots(FIRST_CURVES);
 const nothing = document.getElementById("no-curves");
 
-const made = (name, curve) => [name, new Plot(name, [{ label: "", at: 0, ...curve }], { fromZero: FROM_ZERO.test(name) })];
+const made = (name, curve) => [name, new MetricPlot(name, [{ label: "", at: 0, ...curve }])];
 
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);

@@ -1,4 +1,5 @@
 // Numbers and times as the pages show them; the server's filters in render.py write the same.
+export { element } from "./element.js";
 export { number, ticks } from "./numbers.js";
 
 // A number of things, with all its digits.
@@ -28,13 +29,3 @@ export const plain = (text) =>
   text.replace(COLOURS, "").replace(UNSEEN, (char) => `<${char.codePointAt(0).toString(16).padStart(4, "0")}>`);
 // As a terminal leaves a progress bar: what stands after the last carriage return.
 export const logLine = (text) => plain(text.replace(/\r+$/, "").split("\r").at(-1));
-
-export const element = (name, attributes = {}, ...inside) => {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") made.textContent = value;
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value === true ? "" : value);
-  }
-  made.append(...inside);
-  return made;
-};

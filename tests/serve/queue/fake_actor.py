@@ -32,8 +32,6 @@ class FakeActor:
         self.lives = True
         self.slots = 1
         self.own_code = ""
-        self.beside: str | None = None
-        """Whose working folder the latest call named."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -43,11 +41,8 @@ class FakeActor:
     def may_act_for(self, unix_user: str) -> bool:
         return unix_user != "stranger"
 
-    def call(
-        self, unix_user: str, action: str, request: Mapping[str, Any], beside: str | None = None
-    ) -> dict[str, Any]:
+    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self.beside = beside
             self.calls.append((unix_user, action, dict(request)))
             found: dict[str, Any] = getattr(self, f"_{action}")(dict(request))
             return found
@@ -90,7 +85,7 @@ class FakeActor:
 
     def _compare(self, _request: dict[str, Any]) -> dict[str, Any]:
         table: dict[str, Any] = {"columns": [], "rows": []}
-        return {"facts": [], "warnings": [], "doubtful": [], "differences": table, **table}
+        return {"facts": [], "warnings": [], "doubtful": [], "each": table, "differences": table, **table}
 
     def _keys(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": "gpt2_ort", "keys": {"train.steps": 3, "run_root": "x"}, "left_out": ["a,b"]}
