@@ -11,17 +11,10 @@ import os
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from ortlaunch.base import output
-from ortlaunch.base.modules import add_working_folder
-from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
-from ortlaunch.base.secrets import without_secrets
-from ortlaunch.base.sockets import use_socket_folder
-from ortlaunch.run import failure
 from ortlaunch.run.run import Run
 
 
@@ -31,10 +24,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    failure.forget(run_dir, rank)
+    # The failure of this worker's earlier attempt.
+    Run(run_dir).failure_file(rank).unlink(missing_ok=True)
     _hold_lock(run_dir)
     if len(sys.argv) > 2:
         _become(Run(run_dir), rank, sys.argv[2], sys.argv[3:])
+    _train(run_dir, rank)
+
+
+def _train(run_dir: Path, rank: int) -> NoReturn:
+    """Trains in ortlaunch's own loop."""
+    # Imported here, because a script waits for every import of this module.
+    import traceback
+
+    from ortlaunch.base import output
+    from ortlaunch.base.modules import add_working_folder
+    from ortlaunch.base.own_code import report_deaths
+    from ortlaunch.base.secrets import without_secrets
+    from ortlaunch.base.sockets import use_socket_folder
+    from ortlaunch.run import failure
+
     output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
     report_deaths()
     use_socket_folder()
@@ -63,6 +72,8 @@ def main() -> None:
 
 def _become(run: Run, rank: int, folder: str, command: list[str]) -> NoReturn:
     """Becomes a script, whose output goes to this rank's log; its process keeps the number of this one."""
+    from ortlaunch.base import output
+
     output.append_to(run.rank_log(rank))
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
         from ortlaunch.run.attempt import header

@@ -170,6 +170,11 @@ class _Tee(io.BufferedIOBase):
         return True
 
 
+def _mode() -> int:
+    """The mode of a new log. A program that was given a secret may print it."""
+    return PRIVATE if os.environ.get(CARRIER) else 0o644
+
+
 def redirect(log_file: Path, *, to_terminal: bool) -> None:
     """Appends this process's standard output and standard error to `log_file`.
 
@@ -178,9 +183,7 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
         to_terminal: also write what Python prints to standard output to the terminal.
     """
     terminal = os.dup(1)
-    # A program that was given a secret may print it.
-    mode = PRIVATE if os.environ.get(CARRIER) else 0o644
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _mode())
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -212,7 +215,7 @@ def append_to(path: Path) -> None:
 
     The process goes on when the file cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _mode())
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

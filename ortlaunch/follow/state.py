@@ -10,7 +10,7 @@ from ortlaunch.launch.jobs import End, Job, Phase
 from ortlaunch.run.liveness import Alive, Liveness, liveness
 from ortlaunch.run.record import Record
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import ENDED_TAG, REASON_TAG, STATE_TAG
+from ortlaunch.run.state import ENDED_TAG, REASON_TAG, SCRIPT_TAG, STATE_TAG
 
 
 class State(Enum):
@@ -140,7 +140,12 @@ def _running_or_stopping(record: Record, reason: str = "") -> Standing:
     if record.stop is not None:
         why = "" if record.stop == "cancel" else record.stop
         return Standing(State.STOPPING, why or reason, is_over=False)
-    return Standing(State.RUNNING, reason or ("starting" if record.step is None else ""), is_over=False)
+    return Standing(State.RUNNING, reason or _starting(record), is_over=False)
+
+
+def _starting(record: Record) -> str:
+    # Nobody knows the steps of a script.
+    return "starting" if record.step is None and SCRIPT_TAG not in record.tags else ""
 
 
 def _ended(record: Record) -> Standing:
@@ -149,13 +154,14 @@ def _ended(record: Record) -> Standing:
     if record.ended == "FAILED":
         return Standing(State.FAILED, record.state.failure)
     if record.stopped_step is not None:
-        return _stopped(record.stopped_step)
+        return _stopped(record, record.stopped_step)
     return Standing(State.KILLED, record.tags.get(ENDED_TAG, ""))
 
 
-def _stopped(step: int) -> Standing:
-    """Returns the state of a run that was stopped at a step; 0 means that it had made none."""
-    return Standing(State.STOPPED, f"at step {step}" if step else "before its first step")
+def _stopped(record: Record, step: int) -> Standing:
+    """Returns the state of a run that was stopped at a step; 0 means that it had made none, or is a script."""
+    before = "" if SCRIPT_TAG in record.tags else "before its first step"
+    return Standing(State.STOPPED, f"at step {step}" if step else before)
 
 
 def _of_job(record: Record, view: SchedulerView) -> Standing:
@@ -184,7 +190,7 @@ def _of_unknown_job(record: Record, view: SchedulerView) -> Standing:
     if view.problem:
         return Standing(State.UNKNOWN if record.step else State.QUEUED, view.problem, is_over=False)
     if record.stopped_step is not None:
-        return _stopped(record.stopped_step)
+        return _stopped(record, record.stopped_step)
     # A job that has begun has changed this tag. One that has not was cancelled, and will not begin: without accounting,
     # its scheduler forgets that after some minutes.
     has_begun = record.tags.get(STATE_TAG) != "queued"
@@ -219,7 +225,7 @@ def _of_ended_job(record: Record, job: Job, view: SchedulerView) -> Standing:
     if record.done:
         return Standing(State.FINISHED)
     if record.stopped_step is not None:
-        return _stopped(record.stopped_step)
+        return _stopped(record, record.stopped_step)
     if job.end in _ENDS:
         return Standing(_ENDS[job.end], job.reason)
     if job.end is End.CANCELLED:

@@ -107,6 +107,8 @@ class ScriptWatch:
         self._clock = AwakeClock()
         self._sampled = -_SAMPLE_SECONDS
         self._workers: dict[int, _Worker] = {}
+        self._ranks: set[int] = set()
+        """The ranks of all workers so far."""
         self._signalled: set[int] = set()
         self._asked: float | None = None
         """When the workers were asked to stop, on the clock."""
@@ -129,9 +131,9 @@ class ScriptWatch:
         self._done.set()
         self._thread.join(timeout=2 * _SAMPLE_SECONDS)
         self._show()
-        for worker in self._workers.values():
+        for rank in self._ranks:
             with suppress(OSError):
-                self._run.beat_file(worker.rank).unlink(missing_ok=True)
+                self._run.beat_file(rank).unlink(missing_ok=True)
         with suppress(OSError):
             if self._node == 0 and self._run.artifacts.is_dir():
                 with self._run.journal() as journal:
@@ -186,6 +188,7 @@ class ScriptWatch:
                 if "RANK" not in own or own.get("ORTLAUNCH_RUN_DIR") != str(self._run.path):
                     continue
                 self._workers[pid] = _Worker(children[pid], int(own["RANK"]), now)
+                self._ranks.add(int(own["RANK"]))
                 self._node = int(own.get("GROUP_RANK", "0"))
                 self._run.node_done_file(self._node).unlink(missing_ok=True)
 

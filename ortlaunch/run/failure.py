@@ -106,11 +106,6 @@ def _end_of(error: BaseException) -> str:
     return f"{place}\n    {own[-1].line}\n  …\n{shown}"
 
 
-def forget(run_dir: Path, rank: int) -> None:
-    """Removes the failure file of this worker's earlier attempt."""
-    Run(run_dir).failure_file(rank).unlink(missing_ok=True)
-
-
 def is_request(run_dir: Path) -> bool:
     """Whether some worker found the request wrong. A restart would fail in the same way."""
     return any(failure.is_request for failure in _all(run_dir))

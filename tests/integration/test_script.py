@@ -7,73 +7,13 @@ import textwrap
 
 import pytest
 
+from tests.support.scripts import alone, write_loop
 from tests.support.waiting import until
-
-LOOP = """
-    import argparse, os, signal, sys, time
-    from pathlib import Path
-
-    import mlflow
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=10)
-    args = parser.parse_args()
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-    saved = Path(os.environ["ORTLAUNCH_CHECKPOINTS"], "last.pt")
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(3, 1))
-    first = 0
-    if saved.exists():
-        state = torch.load(saved)
-        model.module.load_state_dict(state["model"])
-        first = state["step"]
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-    for step in range(first, args.steps):
-        loss = (model(torch.ones(2, 3)) - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0:
-            print("step", step, flush=True)
-            mlflow.log_metric("loss", loss.item(), step=step)
-        stop = torch.tensor(len(asked))
-        dist.all_reduce(stop)
-        if stop or (step == 4 and os.environ["ORTLAUNCH_ATTEMPT"] == "0"):
-            while not asked:
-                time.sleep(0.05)
-            if dist.get_rank() == 0:
-                torch.save({"model": model.module.state_dict(), "step": step + 1}, saved)
-            dist.barrier()
-            sys.exit(0)
-"""
-
-
-def alone(lr: float, steps: int) -> list[float]:
-    """The losses of the same loop by plain torch in one process."""
-    import torch
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    losses = []
-    for _ in range(steps):
-        loss = (model(torch.ones(2, 3)) - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def test_a_loop_that_is_stopped_goes_on_as_the_same_run_in_mlflow_too(start, launch, mlflow_run, leftovers, tmp_path):
-    (tmp_path / "train.py").write_text(textwrap.dedent(LOOP))
-    running = start(tmp_path, "script.params.lr=0.05", "--", "train.py", "--lr", "{lr}", "--steps=10")
+    text = write_loop(tmp_path)
+    running = start(tmp_path, "script.params.lr=0.05", "--", "train.py", "--lr", "{lr}", "--steps=10", "--wait", "4")
     (run_dir,) = until(lambda: list(tmp_path.glob("runs/*/*-train-*")))
     log = run_dir / "logs" / "rank-0.log"
     until(lambda: log.exists() and "step 4" in log.read_text(), said=lambda: running.process.poll())
@@ -95,7 +35,7 @@ def test_a_loop_that_is_stopped_goes_on_as_the_same_run_in_mlflow_too(start, lau
     assert run.data.metrics["summary/peak_memory_gib"] > 0.1
     # The script has made no second run.
     assert len(client.search_runs([run.info.experiment_id])) == 1
-    assert (run_dir / "sources" / "train.py").read_text() == textwrap.dedent(LOOP)
+    assert (run_dir / "sources" / "train.py").read_text() == text
 
 
 def test_a_script_that_fails_shows_its_own_traceback(launch, leftovers, tmp_path):

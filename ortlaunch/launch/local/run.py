@@ -338,6 +338,7 @@ def _watch(
         if code is not None:
             if samples is not None:
                 samples.journal()
+                _show(plan, group, display, offset)
             return code
         if gone.is_over():
             return exit_codes.FAILED

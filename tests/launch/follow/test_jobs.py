@@ -70,6 +70,19 @@ def test_states_of_local_runs(make_run, alive, capsys) -> None:
     assert [name for name, row in rows.items() if not row["is_over"]] == ["remote", "stopping", "starting", "running"]
 
 
+def test_a_script_has_no_steps_to_be_before(make_run, alive, capsys) -> None:
+    stopped = make_run("stopped", step=None, end="KILLED")
+    (stopped / "stopped.json").write_text('{"step": 0, "checkpoint": "", "reason": "cancel"}')
+    for folder in (stopped, make_run("running", end=None, step=None, launcher=alive)):
+        with Run(folder).journal() as journal:
+            journal.tags({"ortlaunch.script": "train.py"})
+    rows = {row["name"]: row for row in listed(capsys)}
+    assert {name: (row["state"], row["reason"]) for name, row in rows.items()} == {
+        "stopped": ("stopped", ""),
+        "running": ("running", ""),
+    }
+
+
 def test_a_run_that_was_lost_by_a_restart_of_its_machine_is_killed(make_run, alive, capsys) -> None:
     boot, namespace = machine().split()
     places = {"restarted": f"another-boot {namespace}", "another container": f"{boot} pid:[1]", "older": " "}
