@@ -31,6 +31,7 @@ from ortlaunch.config.schema import (
     ScriptRun,
     TokenDataConfig,
     TorchProfileConfig,
+    TrainConfig,
 )
 from ortlaunch.config.scores import best_of, wanted
 from ortlaunch.config.trainers import trainer_of
@@ -132,6 +133,20 @@ def _targets(config: Config) -> None:
             check_target(one.target, f"optimizer.groups.{number}.target", same_environment=same_environment)
         elif one.params:
             raise RequestError(f"optimizer.groups.{number}.params are arguments of its target: give target, too")
+
+
+def _duration(config: Config) -> None:
+    """Refuses a run whose length is given twice, and texts other than ``epoch`` where steps are meant."""
+    train = config.train
+    given = {"train.epochs": train.epochs, "train.tokens": train.tokens}
+    given |= {"train.steps": train.steps if train.steps != TrainConfig().steps else None}
+    named = [f"{key}={value:g}" for key, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise RequestError(f"{' and '.join(named)} both say how long the run is: give one of them")
+    for key in ("log_every", "eval_every", "checkpoint_every"):
+        value = getattr(train, key)
+        if isinstance(value, str) and value != "epoch":
+            raise RequestError(f"train.{key}={value}: give a number of steps, or epoch")
 
 
 def _evaluations(config: Config) -> None:
@@ -277,7 +292,7 @@ def _checkpoint_paths(config: Config) -> None:
         require_own(Path(resume).expanduser(), use=f"train.resume={resume}")
         if not _may_hold_checkpoints(Path(resume).expanduser()):
             raise RequestError(f"train.resume={resume}: it is no run folder, no checkpoint, and there are none in it")
-        if (named := named_checkpoint(Path(resume).expanduser())) is not None:
+        if config.train.counts_steps and (named := named_checkpoint(Path(resume).expanduser())) is not None:
             check_steps(named, config.train.steps)
     if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
         raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
@@ -311,6 +326,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _known_model,
     _model_fits_data,
     _targets,
+    _duration,
     _evaluations,
     _trainer,
     _ort_blocks,

@@ -95,7 +95,11 @@ class TrainConfig(Node):
     """The training loop."""
 
     steps: int = number(100, least=1)
-    """Number of optimizer steps of the run."""
+    """Number of optimizer steps of the run, where neither `epochs` nor `tokens` says how long it is."""
+    epochs: float | None = number(None, above=0)
+    """How often the run goes over its training samples; the workers count the steps of it, and round them up."""
+    tokens: int | None = number(None, least=1)
+    """How many tokens the run sees, over all workers; likewise."""
     batch_size: int = number(4, least=1)
     """Samples per worker and micro-batch."""
     grad_accumulation: int = number(1, least=1)
@@ -114,13 +118,14 @@ class TrainConfig(Node):
     precision: Precision = Precision.fp32
     clip_grad_norm: float | None = number(1.0, above=0, hint="null switches clipping off")
     """Largest total gradient norm. Gradients with a larger norm are scaled down to it; null switches clipping off."""
-    log_every: int = number(10, least=1)
-    """Steps between two log steps. The first, the last and the `steady_after` step are always logged."""
+    log_every: int | str = number(10, least=1)
+    """Steps between two log steps, or `epoch`. The first, the last and the `steady_after` step are always logged."""
     steady_after: int = number(3, least=0)
     """Number of first steps that the throughput summary leaves out, because export, compilation and cold caches slow
     them down."""
-    eval_every: int | None = number(None, least=1)
-    """Steps between two evaluations on the held-out samples. The last step is evaluated too; null never evaluates."""
+    eval_every: int | str | None = number(None, least=1)
+    """Steps between two evaluations on the held-out samples, or `epoch`. The last step is evaluated too; null never
+    evaluates."""
     eval_samples: int = number(256, least=1)
     """Largest number of samples in an evaluation, over all workers. Every evaluation uses the same samples."""
     best: str | None = None
@@ -143,8 +148,9 @@ class TrainConfig(Node):
     gc_every: int = number(100, least=0)
     """Steps between two of Python's garbage collections, which all workers run at the same step; 0 leaves the time to
     Python, which differs between workers."""
-    checkpoint_every: int | None = number(1000, least=1)
-    """Steps between two checkpoints. The last step gets one too; null writes one only when the run is asked to stop."""
+    checkpoint_every: int | str | None = number(1000, least=1)
+    """Steps between two checkpoints, or `epoch`. The last step gets one too; null writes one only when the run is asked
+    to stop."""
     keep_checkpoints: int = number(2, least=2)
     """How many of the newest complete checkpoints the run folder keeps, beside the best one."""
     checkpoint_async: bool = True
@@ -160,6 +166,15 @@ class TrainConfig(Node):
     machine, or of its GPU, when the workers have built the model: `warn` prints a line, `error` refuses the run, and
     `off` does not check. `ortlaunch estimate` knows the activations too."""
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether `steps` says how long the run is."""
+        return self.epochs is None and self.tokens is None
+
+    def comes_before_end(self, every: int | str | None) -> bool:
+        """Whether what is due after so many steps, or each epoch, is due before the last step."""
+        return every is not None and (isinstance(every, str) or every < self.steps)
+
     def copied_checkpoints(self, after: int = 0) -> int:
         """How many checkpoints are due after a step beside which training goes on, so that each is a copy.
 
@@ -167,7 +182,7 @@ class TrainConfig(Node):
             after: the number of a step, counted from 1; 0 is the beginning of the run.
         """
         every = self.checkpoint_every
-        if every is None or not self.checkpoint_async:
+        if not isinstance(every, int) or not self.checkpoint_async:
             return 0
         # The last step's is none of them.
         return max(0, (self.steps - 1) // every - after // every)

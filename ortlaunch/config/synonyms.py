@@ -41,7 +41,8 @@ WORDS = {
 """Words with the same meaning in every name. Each is mapped to the word that stands for it."""
 
 _NAMES = {
-    "train.steps": "epochs epoch num_epochs max_epochs num_train_epochs n_epochs iterations iters max_iters "
+    "train.epochs": "epochs epoch num_epochs max_epochs num_train_epochs n_epochs",
+    "train.steps": "iterations iters max_iters "
     "train_iters num_iterations total_steps num_training_steps training_steps",
     "train.batch_size": "bs mbs micro_batch_size per_device_train_batch_size per_device_batch_size local_batch_size "
     "train_batch_size train_micro_batch_size_per_gpu micro_batch_size_per_gpu",

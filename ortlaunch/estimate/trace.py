@@ -293,7 +293,7 @@ class Rehearsal:
         if copies == 0:
             return
         between = [self._phases["step"]]
-        if copies > 1 and train.eval_every is not None and train.eval_every < train.steps:
+        if copies > 1 and train.comes_before_end(train.eval_every):
             # The memory of the copy stays for the next checkpoint, beside all that comes before that.
             between.append(self._phases["evaluation"])
         peak = copied + max(use.tensors for use in between)

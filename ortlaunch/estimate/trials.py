@@ -177,7 +177,7 @@ def few_steps(config: Config, size: int) -> Config:
     if train.steps > _STEPS:
         # The memory of several copies stays. A single one is gone when it is written.
         checkpoint = None if checkpoint is None else {0: steps, 1: steps - 2}.get(train.copied_checkpoints(), 2)
-        evaluate = None if evaluate is None else 2 if evaluate < train.steps else steps
+        evaluate = None if evaluate is None else 2 if train.comes_before_end(evaluate) else steps
     if isinstance(backend, OrtConfig):
         first = backend.first_recheck
         compares = first is not None and first <= train.steps

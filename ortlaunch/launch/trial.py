@@ -27,7 +27,7 @@ from ortlaunch.base.files import replace_text
 from ortlaunch.base.programs import module_command
 from ortlaunch.base.reading import read_text
 from ortlaunch.config.load import load_config, save_config
-from ortlaunch.config.schema import Config, MemoryCheck
+from ortlaunch.config.schema import Config, EvalConfig, MemoryCheck
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.watched import Watched, watch
@@ -138,16 +138,21 @@ def short(config: Config, steps: int, *, log_every: int) -> Config:
     train = dataclasses.replace(
         config.train,
         steps=config.train.steady_after + steps,
+        epochs=None,
+        tokens=None,
         log_every=log_every,
         eval_every=None,
         checkpoint_every=None,
         save_weights=False,
         resume="never",
+        hooks=[],
+        best=None,
+        patience=None,
         # Its estimate would run beside the steps that are measured, and the limit of a trial is watched anyway.
         memory_check=MemoryCheck.off,
     )
     launcher = dataclasses.replace(config.launcher, max_restarts=0, grace_seconds=_GRACE_SECONDS)
-    return dataclasses.replace(config, train=train, launcher=launcher, profile=None)
+    return dataclasses.replace(config, train=train, eval=EvalConfig(), launcher=launcher, profile=None)
 
 
 def tried(

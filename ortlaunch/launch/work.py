@@ -20,7 +20,7 @@ from ortlaunch.config.schema import GROUPS, Config, OrtConfig, RunConfig, Script
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import SCRIPT_TAG
+from ortlaunch.run.state import SCRIPT_TAG, STEPS_KEY
 
 STORE_SCHEME = "ortlaunch"
 """The scheme of the MLflow tracking URI by which a script logs into its own run."""
@@ -123,7 +123,8 @@ class Training:
     @property
     def steps(self) -> int:
         """See `Work.steps`."""
-        return self.config.train.steps
+        train = self.config.train
+        return train.steps if train.counts_steps else 0
 
     def command(self) -> list[str]:
         """See `Work.command`."""
@@ -144,7 +145,9 @@ class Training:
 
     def params(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `Work.params`."""
-        return dict(settings)
+        # Of a run whose length is given in epochs or tokens, the number of steps means nothing.
+        unused = () if self.steps else (STEPS_KEY,)
+        return {key: value for key, value in settings.items() if key not in unused}
 
     def tags(self) -> dict[str, str]:
         """See `Work.tags`."""
@@ -153,7 +156,7 @@ class Training:
     def notes(self) -> list[str]:
         """See `Work.notes`."""
         warmup, steps = self.config.scheduler.warmup_steps, self.config.train.steps
-        if warmup < steps:
+        if warmup < steps or not self.steps:
             return []
         least = f"scheduler.warmup_steps={warmup}: the learning rate does not reach optimizer.lr by train.steps={steps}"
         return [f"{least}, at which the run ends: lower scheduler.warmup_steps or raise train.steps"]
@@ -173,6 +176,12 @@ class Training:
 
     def nothing_left(self, now: Work) -> str:
         """See `Work.nothing_left`."""
+        assert isinstance(now, Training)
+        then, more = self.config.train, now.config.train
+        if not self.steps or not now.steps:
+            if (then.steps, then.epochs, then.tokens) != (more.steps, more.epochs, more.tokens):
+                return ""
+            return "has finished: give it more to do, for example by train.epochs or train.tokens"
         if now.steps > self.steps:
             return ""
         return (

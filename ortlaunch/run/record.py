@@ -19,7 +19,7 @@ from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import decoded_lines
 from ortlaunch.run.run import Run, job_key
-from ortlaunch.run.state import STEPS_KEY, RunState
+from ortlaunch.run.state import STEPS_KEY, STEPS_TAG, RunState
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = (8 * 1024, 128 * 1024)
@@ -124,7 +124,8 @@ def _read(folder: RunFolder) -> Record:
     if record.ended is None:
         _take_beat(run.beat(), record)
     steps = run.setting(STEPS_KEY)
-    record.steps = steps if is_count(steps) else record.state.steps
+    counted = STEPS_TAG in record.state.tags or run.setting("train.epochs") or run.setting("train.tokens")
+    record.steps = steps if is_count(steps) and not counted else record.state.steps
     return record
 
 

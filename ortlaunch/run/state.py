@@ -9,6 +9,8 @@ from ortlaunch.run import events
 from ortlaunch.run.events import Event, Status
 
 STEPS_KEY = "train.steps"
+STEPS_TAG = "ortlaunch.steps"
+"""The steps of a run whose length the workers count, by epochs or tokens."""
 STATE_TAG = "ortlaunch.state"
 SCRIPT_TAG = "ortlaunch.script"
 """The script that the workers run; absent for a training in ortlaunch's own loop."""
@@ -132,6 +134,7 @@ class RunState:
 
     def _tag(self, event: events.Tagged) -> None:
         self.tags |= event.values
+        self.steps = number(event.values.get(STEPS_TAG)) or self.steps
         if (standing := event.values.get(STANDING_TAG)) is not None:
             self.standing = "" if standing == NOBODY_STANDS else standing
         said = event.values.get(STATE_TAG)

@@ -24,6 +24,7 @@ from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.counting import counted_items
+from ortlaunch.trainer.duration import in_steps
 from ortlaunch.trainer.evaluation import first_result, no_scores, scores_of
 from ortlaunch.trainer.feed import Lookahead
 from ortlaunch.trainer.prepare import (
@@ -82,12 +83,14 @@ def build(session: Session, startup: dict[str, float]) -> Built:
     Raises:
         RequestError: for data, a model, a checkpoint or a backend that cannot be used for this run.
     """
-    config, workers = session.config, session.workers
+    workers = session.workers
     session.find_checkpoint()
     loader, reading = open_data(session)
+    batches = Lookahead(loader)
+    session.set_duration(in_steps(session.config, loader, batches.peek(1)[0], workers))
+    config = session.config
     model, shapes, buffers = build_model(session, loader)
     check_state(session, model)
-    batches = Lookahead(loader)
     task, flops = first_forward(session, model, loader, batches)
     held_out = [] if config.train.eval_every is None else loader.held_out(config.train.eval_samples)
     scores, names = _scores(config, workers, model, task, held_out)

@@ -145,7 +145,9 @@ class Recorder:
     def is_log_step(self, step: int) -> bool:
         """Whether `step` (counted from 1) ends a window: the first, the last, where the steady part begins, and every
         ``train.log_every`` steps."""
-        return step in (1, self._cfg.steady_after, self._cfg.steps) or step % self._cfg.log_every == 0
+        every = self._cfg.log_every
+        assert isinstance(every, int)
+        return step in (1, self._cfg.steady_after, self._cfg.steps) or step % every == 0
 
     def log(
         self, step: int, mean: Mean, grad_norm: torch.Tensor | float | None, lr: float, engine: Engine

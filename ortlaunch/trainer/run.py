@@ -108,6 +108,7 @@ def _evaluation(session: Session, built: Built, recorder: Recorder, hooks: Hooks
     cfg = session.config.train
     if cfg.eval_every is None:
         return None
+    assert isinstance(cfg.eval_every, int)
     evaluation = Evaluation(
         built.held_out,
         built.items or samples,

@@ -15,7 +15,7 @@ from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import Config
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import FIRST_STEP
+from ortlaunch.run.state import FIRST_STEP, STEPS_TAG
 from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
@@ -103,6 +103,18 @@ class Session:
         # `ortlaunch resume` is a new launch, whose first attempt follows its keys.
         restarts = _counted("TORCHELASTIC_RESTART_COUNT", "ORTLAUNCH_RESTARTS")
         self.start = resume.find(self.config, self.run.path, self.workers, self.control, attempt=restarts)
+
+    def set_duration(self, config: Config) -> None:
+        """Takes the configuration in which all durations are steps.
+
+        Raises:
+            RequestError: the checkpoint is beyond them.
+        """
+        if self.journal is not None and not self.config.train.counts_steps:
+            self.journal.tags({STEPS_TAG: str(config.train.steps)})
+        self.config, self.last_step = config, config.train.steps
+        if self.start.path is not None:
+            store.check_steps(self.start.path, config.train.steps)
 
     def begin(self, built: Built, feed: Feed, recorder: Recorder) -> None:
         """Gets ready for the first step, from which on a request to stop is followed; all workers call it.
@@ -215,6 +227,7 @@ class Session:
         if self._stop.agreed() and step < self.last_step:
             self.stopped_at = step
         every = self.config.train.checkpoint_every
+        assert not isinstance(every, str)
         # Also after the last step, so that a finished run can be resumed with more steps.
         is_due = every is not None and (step % every == 0 or step == self.last_step)
         is_best = bool(self.values) and self.best is not None and self.best.is_asked and self.best.is_better

@@ -86,7 +86,7 @@ def resume(arguments: list[str]) -> int:
         raise RequestError(f"{run.path} {nothing_left}")
     if launches and nothing_left and state.ended is None and run.is_done() and _would_begin_before(run, before.steps):
         return _close(run)
-    if checkpoint is not None and isinstance(config, Config) and config.train.resume == "auto":
+    if checkpoint is not None and isinstance(config, Config) and work.steps and config.train.resume == "auto":
         check_steps(checkpoint, config.train.steps)
     # An earlier version chose in the workers. It may have been killed before, and a job before its workers started.
     config, why = chosen(config)

@@ -356,7 +356,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
                 f"{start.path} has the state of an optimizer with {key}={_word(theirs)}, and this run has "
                 f"{key}={_word(mine)}: use the same, or {_NEW_RUN}"
             )
-    if start.path is not None and start.step > config.train.steps:
+    if start.path is not None and config.train.counts_steps and start.step > config.train.steps:
         raise RequestError(store.beyond(start.path, start.step, config.train.steps))
     if start.meta.get("seed") != config.seed:
         raise RequestError(
