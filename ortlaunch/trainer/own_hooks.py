@@ -12,6 +12,7 @@ import torch
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.own_code import users_place
 from ortlaunch.base.targets import check_arguments, load_target, with_arguments
+from ortlaunch.data.batch import Batch
 from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.session import Session
 
@@ -40,6 +41,11 @@ class HookedRun:
     def model(self) -> torch.nn.Module:
         """The wrapped model; `ortlaunch.unwrapped` gives its plain one."""
         return self._session.engine.module
+
+    @property
+    def batch(self) -> Batch:
+        """The micro-batch that this worker has trained on last, on the device."""
+        return self._session.batch
 
     @property
     def values(self) -> Mapping[str, float]:
@@ -118,6 +124,8 @@ class OwnHook(Hook):
             return
         try:
             method(self._run)
+        except RequestError:
+            raise
         except Exception as error:
             frames = [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
             place = users_place(frames[::-1]) or self._where

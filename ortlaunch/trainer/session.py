@@ -13,6 +13,7 @@ import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import Config
+from ortlaunch.data.batch import Batch
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import FIRST_STEP, STEPS_TAG
@@ -50,6 +51,7 @@ class Session:
         start: the checkpoint from which the run goes on.
         stopped_at: the step at which a request to stop ended the training; None while it goes on.
         step: the one that is being taken, or has ended last.
+        batch: the micro-batch that was trained on last, on the device.
         logged: the figures that were logged last, by name.
         own: objects of the user by name, whose `state_dict` is in checkpoints.
         values: of the evaluation after the current step; empty where there was none.
@@ -59,6 +61,7 @@ class Session:
 
     engine: Engine
     recorder: Recorder
+    batch: Batch
     _built: Built
     _feed: Feed
     _saver: Saver
@@ -169,6 +172,7 @@ class Session:
             batch = feed.take()
             self.recorder.micro_batch(batch, feed.samples)
             self.watch.beat()
+            self.batch = batch
             yield Micro(batch, index, last=index == count - 1, weight=feed.weight)
             own_time.begin()
             feed.prefetch()
