@@ -50,13 +50,12 @@ class SampleText:
             for _ in range(self._length):
                 seen = ids if longest is None else ids[:, -longest:]
                 ids = torch.cat([ids, model(input_ids=seen).logits[:, -1:].argmax(-1)], dim=1)
-        found = ids[0].tolist()
-        text = (
-            self._tokenizer.decode(found)
-            if self._tokenizer
-            else bytes(one % 256 for one in found).decode(errors="replace")
-        )
-        run.log_text(text, f"samples/step-{run.step}.txt")
+        run.log_text(self._decoded(ids[0].tolist()), f"samples/step-{run.step}.txt")
+
+    def _decoded(self, ids: list[int]) -> str:
+        if self._tokenizer is not None:
+            return str(self._tokenizer.decode(ids))
+        return bytes(one % 256 for one in ids).decode(errors="replace")
 
 
 class Pictures:
