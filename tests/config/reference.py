@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _INTRO = """\
 # Every key
 
-Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedulers, by
+Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedules, by
 `make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
 `KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
 `null` removes a value. A number is finite, and within
@@ -100,7 +100,8 @@ def _rows(node: type, prefix: str, without: type | None = None) -> list[tuple[st
 
 
 def _is_node(hint: Any) -> bool:
-    return any(dataclasses.is_dataclass(part) for part in (hint, *typing.get_args(hint)))
+    parts = (hint, *typing.get_args(hint))
+    return typing.get_origin(hint) is not list and any(dataclasses.is_dataclass(part) for part in parts)
 
 
 def _type(hint: Any) -> str:
@@ -111,7 +112,7 @@ def _type(hint: Any) -> str:
         return " ".join(f"`{member.name}`" for member in hint)
     if typing.get_origin(hint) is list:
         return f"list of {_type(parts[0])}"
-    if typing.get_origin(hint) is dict:
+    if typing.get_origin(hint) is dict or dataclasses.is_dataclass(hint):
         return "keys and values"
     return {Any: "any", str: "text", int: "integer", float: "number", bool: "`true` `false`"}[hint]
 

@@ -149,6 +149,16 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["launcher.run=mine"], ["launcher.run=mine", "20260101-120000-1a2b3c"]),
         (["launcher.master_port=70000"], ["launcher.master_port=70000", "65535"]),
         (["tracking.uri=file:///tmp/x"], ["tracking.uri", "sqlite:///"]),
+        (["optimizer=factory"], ["optimizer=factory", "optimizer.target=module:Class"]),
+        (["optimizer=factory", "optimizer.target=nets:Own"], ["optimizer.target=nets:Own: there is no module 'nets'"]),
+        (["optimizer=factory", "optimizer.target=torch.optim"], ["optimizer.target=torch.optim is not of the form"]),
+        (["scheduler=factory"], ["scheduler=factory", "scheduler.target=module:function"]),
+        (["scheduler=factory", "scheduler.target=json:dumpss"], ["json has no 'dumpss'"]),
+        (["optimizer.groups=[{match: a, target: nets:Own}]"], ["optimizer.groups.0.target=nets:Own: there is no"]),
+        (["optimizer.groups=[{match: a, params: {eps: 1}}]"], ["optimizer.groups.0.params", "give target"]),
+        (["optimizer.groups=[{match: a}, {match: b, lr_factor: -1}]"], ["optimizer.groups.1.lr_factor=-1.0: must be"]),
+        (["trainer=deepspeed", "train.ema=0.9"], ["train.ema=0.9 does not go with trainer=deepspeed", "trainer=fsdp"]),
+        (["train.ema=1"], ["train.ema=1.0: must be greater than 0 and less than 1"]),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(overrides: list[str], words: list[str]) -> None:
@@ -203,6 +213,7 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("trainer.zero_stage=2", ["trainer.zero_stage", "trainer=deepspeed"]),
         ("backend.fallback=maybe", ["backend.fallback=maybe", "warn"]),
         ("model.params.n_layr=3", ["model.params.n_layr"]),
+        ("optimizer.groups=[{match: a, lr: 3}]", ["optimizer.groups: a group has no lr", "lr_factor"]),
         ("name=ä", ["name=ä", "quotes"]),
         ("train.steps=[1", ["train.steps=[1", "quotes"]),
     ],
@@ -238,10 +249,15 @@ def test_a_value_that_the_user_must_give_is_asked_for_by_key() -> None:
 def test_parameters_of_a_factory_need_no_plus() -> None:
     chosen = config("model=factory", "model.target=a.b:c", "model.params.width=3")
     assert chosen.model.params == {"width": 3}
+    for group in ("optimizer", "scheduler"):
+        chosen = config(f"{group}=factory", f"{group}.target=a.b:c", f"{group}.params.width=3")
+        assert getattr(chosen, group).params == {"width": 3}
 
 
 def test_a_configuration_survives_the_run_folder(tmp_path: Path) -> None:
-    chosen = config("model=mlp", "trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16", "name='ä b'")
+    groups = "optimizer.groups=[{match: '*.bias', lr_factor: 2, target: a.b:c, params: {eps: 1}}]"
+    words = ("model=mlp", "trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16", "name='ä b'")
+    chosen = config(*words, groups)
     save_config(chosen, tmp_path / "config.yaml")
     read = load_config(tmp_path / "config.yaml")
     assert read == chosen
