@@ -96,6 +96,16 @@ def test_the_tutorials_model_trains(launch, beginner: Path) -> None:
     assert "step 2/2  eval loss" in result.stdout
 
 
+def test_every_command_about_ones_own_data_works(launch, tmp_path: Path) -> None:
+    for name, text in files("docs/data.md").items():
+        (tmp_path / name).write_text(text)
+    trained, estimated = map(shlex.split, commands("docs/data.md"))
+    result = launch(tmp_path, *trained[1:], "train.steps=50", "device=cpu")
+    assert result.returncode == 0, result.report
+    assert "step 50/50  eval loss" in result.stdout
+    assert launch(tmp_path, *estimated[1:], "device=cpu").returncode == 0
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_every_command_of_the_tutorial_works(launch, start, beginner: Path) -> None:

@@ -106,6 +106,9 @@ def replayed(
                 share = found * number / everything
                 share.backward()
                 total += share.detach()
+            elif not everything:
+                # Nothing moves the weights of a step without items but their decay.
+                (found.nan_to_num() * 0.0).backward()
         graded = [parameter.grad for parameter in trained if parameter.grad is not None]
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in graded))
         clip = config.train.clip_grad_norm

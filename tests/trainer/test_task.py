@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch.nn import functional
@@ -53,6 +55,45 @@ def test_a_main_input_of_another_name_goes_by_position_and_the_loss_is_cross_ent
 
 def test_labels_go_only_to_a_model_that_names_them() -> None:
     assert make_task(Anything(), IMAGES).loss(Anything(), IMAGES) == IMAGES["pixel_values"].sum()
+
+
+class Takes(torch.nn.Module):
+    """A forward of one input, or of two and a third that it can do without."""
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor, third: torch.Tensor | None = None) -> torch.Tensor:
+        return (first * second).sum() + (0 if third is None else third.sum())
+
+
+@dataclass
+class Whole:
+    x: torch.Tensor
+
+
+class TakesWhole(torch.nn.Module):
+    def forward(self, batch: Whole) -> torch.Tensor:
+        return batch.x.sum()
+
+
+def test_a_tuple_goes_by_position_and_anything_else_as_one_argument() -> None:
+    one, image = torch.ones(2), IMAGES["pixel_values"]
+    assert make_task(Takes(), (one, one)).loss(Takes(), (one, one)) == 2
+    assert make_task(Takes(), [one, one, one]).loss(Takes(), [one, one, one]) == 4
+    # Without its labels, where forward has no place for them.
+    whole = (image, IMAGES["labels"])
+    assert make_task(ByPosition(), whole).loss(ByPosition(), whole) == make_task(ByPosition(), IMAGES).loss(
+        ByPosition(), IMAGES
+    )
+    assert make_task(TakesWhole(), Whole(one)).loss(TakesWhole(), Whole(one)) == 2
+    for wrong in ((one,), (one,) * 5):
+        with pytest.raises(
+            RequestError, match=f"takes first, second, third and the data gives a tuple of {len(wrong)}"
+        ):
+            make_task(Takes(), wrong)
+
+
+def test_a_first_entry_of_another_name_is_passed_over_where_the_first_parameter_has_its_own() -> None:
+    batch = {"number": torch.tensor([1, 2]), **IMAGES}
+    assert make_task(ByName(), batch).by_position == ()
 
 
 def test_an_argument_that_the_data_does_not_give_is_named() -> None:
