@@ -166,15 +166,9 @@ bench-overhead: $(INSTALLED)
 bench-estimate: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_estimate $(ARGS)
 
-## bench-tune: ortlaunch tune on simulated machines of 10,000 cells beside random search, then on the measured grids of models
+## bench-tune: ortlaunch tune replayed on the measured grids of models, and on simulated machines of 210 cells
 bench-tune: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_tune made
-	$(BIN)/python -m tests.benchmarks.bench_tune replay
-
-## bench-tune-grids: measures these grids on this machine in some hours; called again, it goes on where it was stopped
-.PHONY: bench-tune-grids
-bench-tune-grids: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_tune measure
+	$(BIN)/python -m tests.benchmarks.bench_tune
 
 ## bench-malloc: step time with glibc's threshold for mappings pinned, and with launcher.allocator=keep, over that with what it comes to by itself
 bench-malloc: $(INSTALLED)

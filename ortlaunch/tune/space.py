@@ -1,106 +1,143 @@
-"""The cells of a configuration: the values of each axis, the configuration of a cell, and its keys."""
+"""The cells around a configuration: a value for each axis, which is a key or a group of options."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import without_secrets_in_words
+from ortlaunch.compose.hydra_tree import run_with_hydra
+from ortlaunch.compose.overrides import parsed
 from ortlaunch.compose.prepare import prepared
-from ortlaunch.config.bounds import MOST_PROCESSES
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device, usable_cores
+from ortlaunch.config.effects import same_numbers, same_work
+from ortlaunch.config.load import to_config
 from ortlaunch.config.precisions import BACKENDS
-from ortlaunch.config.schema import GROUPS, Allocator, AutoConfig, Config, Device, OptimizerConfig, Precision
+from ortlaunch.config.schema import AutoConfig, Config, Device, LocalConfig, Precision
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.launch.torchrun import threads_per_worker
-from ortlaunch.tune.cell import Cell, Value
-from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, OFFLOAD, ON
-from ortlaunch.tune.words import (
-    ALLOCATOR,
-    BACKEND,
-    OF_EVERY_TRAINER,
-    OPTIMIZER,
-    PRECISION,
-    THREADS,
-    TRAINER,
-    WORKERS,
-    Words,
-    trainers_named,
-)
 
-AXES = (BACKEND, TRAINER, WORKERS, THREADS, MICRO, CHECKPOINTING, ALLOCATOR)
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Value = str | int
+
+BACKEND, TRAINER = "backend", "trainer"
+WORKERS, MICRO = "launcher.workers_per_node", "train.batch_size"
+CHECKPOINTING = "train.activation_checkpointing"
+AXES = (BACKEND, TRAINER, WORKERS, MICRO, CHECKPOINTING)
 """The axes that are searched unless they are held."""
-_OF_WORKERS = (THREADS, MICRO)
-"""The axes whose values depend on the number of workers."""
-FREE = ("batch", PRECISION, OPTIMIZER)
-"""What is the same learning unless it is freed."""
+OFF, ON = "false", "true"
+_ACCUMULATION, _PRECISION = "train.grad_accumulation", "train.precision"
+_OF_SPEED = ("backend.", "trainer.", "launcher.")
+"""The beginnings of keys that say how a step is computed, and not what is learned."""
+_NO_AXES = ("launcher", "tracking", "device", "model", "data", "train.steps", _ACCUMULATION)
+"""What is trained and where is one question for all cells."""
 _AUTO = AutoConfig().name
-_BUCKETS, _KEEP = "ddp-buckets", "fsdp-keep"
-_LARGER = 4
-"""How much larger the other bucket size of ddp is."""
-_BATCH_DOUBLINGS = 6
+_MOST_VALUES = 64
 _STEP_APART = 0.6
 """Micro-batches nearer to each other than this ratio are not both tried."""
-_CHECKPOINTING = {"true": ON, "false": OFF}
-_STAGES = ("0", "1", "2", "3")
 _NUMBERS = {"single": "autocast", "ddp": "autocast", "deepspeed": "weights", "fsdp": "gathered"}
 """What has the run's precision under a trainer, where it is not fp32."""
+_STAGE = "trainer.zero_stage"
+"""A key whose values are part of the trainer's name on its axis."""
+_TRAINERS: dict[str, tuple[str, ...]] = {
+    name if variants is None else f"{name}-{variants.mark}{value}": (
+        (f"trainer={name}",) if variants is None else (f"trainer={name}", f"trainer.{variants.key}={value}")
+    )
+    for name, variants in ((one.name, one.variants) for one in TRAINERS.values())
+    for value in (("",) if variants is None else variants.values)
+}
+"""The values of the trainer's axis, and the words of each."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the space: a value on each axis."""
+
+    values: tuple[tuple[str, Value], ...]
+    """The axes and the values, in the order of the axes."""
+
+    @classmethod
+    def of(cls, values: dict[str, Value]) -> Cell:
+        """A cell with these values, axis by axis."""
+        return cls(tuple(values.items()))
+
+    def __getitem__(self, axis: str) -> Value:
+        return dict(self.values)[axis]
+
+    def having(self, axis: str, value: Value) -> Cell:
+        """The cell with another value on an axis."""
+        return Cell(tuple((one, value if one == axis else before) for one, before in self.values))
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={value}" for axis, value in self.values)
+
+
 class Space:
-    """All cells around a configuration."""
+    """All cells around the configuration that some words ask for."""
 
-    asked: Config
-    """The configuration as asked, prepared to be launched."""
-    words: Words
-    free: tuple[str, ...] = ()
-    hold: tuple[str, ...] = ()
-    cells: list[Cell] = field(default_factory=list)
-    """The cells that the rules allow."""
-    refused: dict[Cell, str] = field(default_factory=dict)
-    """Why the others are not tried."""
+    def __init__(self, words: Sequence[str], free: Sequence[str] = (), hold: Sequence[str] = ()) -> None:
+        """
+        Args:
+            words: the command line without the verb's own options.
+            free: keys whose values may change what is learned.
+            hold: axes that keep the value as asked.
 
-    def __post_init__(self) -> None:
-        config = self.asked
-        if _AUTO in (config.backend.name, *self.words.given.get(BACKEND, [])):
-            raise RequestError(
-                f"backend={_AUTO}: tune measures the backends itself: name those to search, such as "
-                f"backend={','.join(BACKENDS)}"
-            )
-        self.workers = launcher_of(config).workers_per_node(config)
-        self.batch = config.train.batch_size * config.train.grad_accumulation * self.workers
+        Raises:
+            RequestError: the words do not compose, an axis is none, or the rules allow no cell.
+        """
+        self.free = tuple(free)
+        self._kept, self._given = _taken_apart(words, free)
+        """The words that say nothing about an axis, and the values of those that do."""
+        self._composed: dict[tuple[str, ...], Config | RequestError] = {}
+        _check_names(free, hold, self._given)
+        self._as_given = self._with()
+        """The configuration of the first given values, which need not be allowed."""
+        _check(self._as_given)
+        train, self._workers = self._as_given.train, _workers(self._as_given)
+        self.batch = train.batch_size * train.grad_accumulation * self._workers
         """Samples of an optimizer step as asked."""
-        self.cell = self._cell_of(config)
-        """The configuration as asked."""
-        self._refusals: dict[Cell, str | None] = {}
-        axes = self._axes()
-        pairs = [[(axis, value) for value in values] for axis, values in axes.items() if axis not in _OF_WORKERS]
-        for values in itertools.product(*pairs):
-            workers = int(dict(values)[WORKERS])
-            micros = self._micro_batches(workers)
-            for micro, threads in itertools.product(micros or [config.train.batch_size], self._threads(workers)):
-                found = {**dict(values), MICRO: micro, THREADS: threads}
-                cell = Cell(tuple((axis, found[axis]) for axis in axes))
-                if micros:
-                    self._take(cell)
+        self.cells: list[Cell] = []
+        """The cells that the rules allow; the first one is the configuration as asked."""
+        self.refused: dict[Cell, str] = {}
+        """Why the others are not tried."""
+        axes = self._axes(hold)
+        for values in itertools.product(*axes.values()):
+            others = dict(zip(axes, values, strict=True))
+            micro_batches = self._micro_batches(int(others[WORKERS]), is_held=MICRO in hold)
+            for micro in micro_batches or [train.batch_size]:
+                cell = Cell.of({axis: micro if axis == MICRO else others[axis] for axis in (*AXES, *self._listed)})
+                reason = self._refusal(cell) if micro_batches else self._undivided(cell, is_held=MICRO in hold)
+                if reason is None:
+                    self.cells.append(cell)
                 else:
-                    self.refused[cell] = self._undivided(cell)
-        if self.cell not in self.cells:
-            # The words hold an axis to other values than the first: what is asked for is the first that works.
-            if not self.cells:
-                raise RequestError(next(iter(self.refused.values()), "no configuration is left to try"))
-            self.cell = self.cells[0]
+                    self.refused[cell] = reason
+        if not self.cells:
+            raise RequestError(next(iter(self.refused.values())))
+        self.asked = self.configured(self.cell)
+        """The configuration as asked, prepared to be launched."""
+
+    @property
+    def cell(self) -> Cell:
+        """The configuration as asked: the first combination of the given values that the rules allow."""
+        return self.cells[0]
+
+    @property
+    def _listed(self) -> list[str]:
+        """The axes beside the usual ones."""
+        return [key for key in self._given if key not in (*AXES, _ACCUMULATION, _STAGE)]
 
     def accumulation(self, cell: Cell) -> int:
         """Micro-batches of an optimizer step."""
-        if "batch" in self.free:
-            return self.asked.train.grad_accumulation
+        if MICRO in self.free:
+            return self._as_given.train.grad_accumulation
         return self.batch // (int(cell[WORKERS]) * int(cell[MICRO]))
 
     def global_batch(self, cell: Cell) -> int:
@@ -113,312 +150,256 @@ class Space:
         Raises:
             RequestError: a rule refuses it.
         """
-        config, axes = self.asked, dict(cell.values)
+        config = self._of(self._options(cell))
         train = replace(
             config.train,
             batch_size=int(cell[MICRO]),
             grad_accumulation=self.accumulation(cell),
             activation_checkpointing=cell[CHECKPOINTING] == ON,
-            precision=Precision[str(axes.get(PRECISION, config.train.precision.name))],
         )
-        return prepared(
-            replace(
-                config,
-                train=train,
-                backend=self._backend(str(cell[BACKEND])),
-                trainer=self._trainer(str(cell[TRAINER])),
-                optimizer=self._optimizer(str(axes.get(OPTIMIZER, config.optimizer.name))),
-                launcher=self._launcher(cell),
-            )
-        )
+        launcher = replace(config.launcher, workers_per_node=int(cell[WORKERS]))
+        return prepared(replace(config, train=train, launcher=launcher))
 
     def overrides(self, cell: Cell) -> list[str]:
         """The keys of a cell, as they are typed."""
-        trainer = self._trainer(str(cell[TRAINER]))
-        typed = {key for keys in self.words.given.values() for key in keys}
-        found = [f"backend={cell[BACKEND]}", f"trainer={trainer.name}"]
-        for key in ("zero_stage", "offload_optimizer", "bucket_cap_mb", "reshard_after_forward"):
-            value = getattr(trainer, key, None)
-            default = getattr(TRAINERS[trainer.name].schema(), key, None)
-            if value is not None and f"trainer.{key}" not in typed and (key == "zero_stage" or value != default):
-                found.append(f"trainer.{key}={_text(value)}")
-        found += [
-            f"launcher.workers_per_node={cell[WORKERS]}",
-            f"train.batch_size={cell[MICRO]}",
-            f"train.grad_accumulation={self.accumulation(cell)}",
-            f"train.activation_checkpointing={_text(cell[CHECKPOINTING] == ON)}",
+        numbers = [(WORKERS, cell[WORKERS]), (MICRO, cell[MICRO]), (_ACCUMULATION, self.accumulation(cell))]
+        return [
+            *self._options(cell),
+            *(f"{key}={value}" for key, value in [*numbers, (CHECKPOINTING, cell[CHECKPOINTING])]),
         ]
-        axes, launcher = dict(cell.values), self._launcher(cell)
-        if THREADS in axes or THREADS in self.words.given:
-            found.append(f"launcher.threads={'null' if launcher.threads is None else launcher.threads}")
-        if ALLOCATOR in axes or ALLOCATOR in self.words.given:
-            found.append(f"launcher.allocator={launcher.allocator.name}")
-        if PRECISION in axes:
-            found.append(f"train.precision={axes[PRECISION]}")
-        if OPTIMIZER in axes:
-            found.append(f"optimizer={axes[OPTIMIZER]}")
-            if axes[OPTIMIZER] != self.asked.optimizer.name:
-                optimizer = self._optimizer(str(axes[OPTIMIZER]))
-                keys = [one.name for one in dataclasses.fields(OptimizerConfig) if one.name not in ("name", "groups")]
-                found += [f"optimizer.{key}={_text(getattr(optimizer, key))}" for key in keys]
-        return found
 
-    def _undivided(self, cell: Cell) -> str:
-        """Why the workers of a cell cannot share the global batch as it is."""
-        micro = f" in micro-batches of {cell[MICRO]}" if MICRO in self.hold else ""
-        return f"a global batch of {self.batch} cannot be divided among {cell[WORKERS]} workers{micro}"
+    def command(self, cell: Cell) -> str:
+        """The command that runs a cell."""
+        return shlex.join(["ortlaunch", *without_secrets_in_words(self._kept), *self.overrides(cell)])
 
-    def _take(self, cell: Cell) -> None:
-        # What is asked for is measured in any case: the others are compared with it.
-        reason = None if cell == self.cell else _pointless(cell) or self._other_numbers(cell)
-        if reason is None:
-            reason = self._refusal(cell)
-        if reason is None:
-            self.cells.append(cell)
-        else:
-            self.refused[cell] = reason
+    def _options(self, cell: Cell) -> tuple[str, ...]:
+        """The words of a cell that are composed: options of groups, and values of the keys that were listed."""
+        listed = [f"{axis}={cell[axis]}" for axis in self._listed]
+        return (f"{BACKEND}={cell[BACKEND]}", *_TRAINERS[str(cell[TRAINER])], *listed)
 
-    def _other_numbers(self, cell: Cell) -> str | None:
-        """Why a trainer's bf16 or fp16 is other learning than that of the trainer as asked (docs/precision.md)."""
-        precision, given = self.asked.train.precision, self.words.given
-        if precision is Precision.fp32 or PRECISION in self.free or TRAINER in given:
-            return None
-        asked, other = (_NUMBERS.get(self._trainer(str(one[TRAINER])).name) for one in (self.cell, cell))
-        if asked == other:
-            return None
-        return (
-            f"{precision.name} in other tensors than under trainer={self.asked.trainer.name}: another learning; "
-            "name the trainers to search, or add --free=precision"
-        )
-
-    def _refusal(self, cell: Cell) -> str | None:
-        """Why a rule refuses a cell.
-
-        Of micro-batches, rules look only at whether a step has several, and none looks at threads, so that one answer
-        holds for many cells.
-        """
-        alike = cell.having(**{MICRO: min(2, self.accumulation(cell)), THREADS: 1})
-        if alike not in self._refusals:
-            try:
-                self.configured(cell)
-            except RequestError as error:
-                self._refusals[alike] = str(error)
-            else:
-                self._refusals[alike] = None
-        return self._refusals[alike]
-
-    def _cell_of(self, config: Config) -> Cell:
-        values: dict[str, Value] = {
-            BACKEND: config.backend.name,
-            TRAINER: _label(config),
-            WORKERS: self.workers,
-            THREADS: threads_per_worker(config, self.workers, usable_cores()),
-            MICRO: config.train.batch_size,
-            CHECKPOINTING: ON if config.train.activation_checkpointing else OFF,
-            ALLOCATOR: config.launcher.allocator.name,
-        }
-        for axis in (THREADS, ALLOCATOR):
-            if not self._is_searched(axis):
-                del values[axis]
-        if PRECISION in self.free:
-            values[PRECISION] = config.train.precision.name
-        if OPTIMIZER in self.free:
-            values[OPTIMIZER] = config.optimizer.name
-        return Cell(tuple(values.items()))
-
-    def _axes(self) -> dict[str, list[Value]]:
-        """The values of each axis; those of the micro-batch depend on the workers."""
-        config, given, asked = self.asked, self.words.given, dict(self.cell.values)
-        for axis, values in given.items():
-            held = TRAINER if axis == "zero_stage" else axis
-            if held in self.hold and len(values) > 1:
-                raise RequestError(
-                    f"--hold={held} keeps one value, and {', '.join(values)} are given to search: leave one of both out"
-                )
-        for axis, option in ((BACKEND, config.backend.name), (TRAINER, config.trainer.name)):
-            keys, values = given.get(f"{axis}.key", []), given.get(axis, [])
-            if keys and len(values) > 1:
-                raise RequestError(
-                    f"{keys[0]} is a key of {axis}={option}, and {', '.join(values)} are given to search: leave one of "
-                    "both out"
-                )
-        everything: dict[str, list[Value]] = {
-            BACKEND: [*BACKENDS],
-            TRAINER: [label for name in TRAINERS for label in self._labels(name)],
-            WORKERS: [*self._worker_counts()],
-            THREADS: [],
-            MICRO: [],
-            CHECKPOINTING: [OFF, ON],
-            ALLOCATOR: [one.name for one in Allocator],
-        }
-        for axis in (THREADS, ALLOCATOR):
-            if not self._is_searched(axis):
-                del everything[axis]
-        if PRECISION in self.free:
-            on_cuda = resolve_device(config.device) is Device.cuda
-            everything[PRECISION] = ["fp32", "bf16", *(["fp16"] if on_cuda else [])]
-        if OPTIMIZER in self.free:
-            # A class that nobody has named cannot be tried.
-            everything[OPTIMIZER] = sorted({*GROUPS["optimizer"]} - {"factory"} | {config.optimizer.name})
-        for axis in everything:
-            if axis in self.hold or f"{axis}.key" in given:
-                everything[axis] = [asked[axis]]
-        if f"{TRAINER}.key" in given:
-            everything[TRAINER] = [*self._labels(config.trainer.name)] if "zero_stage" in given else [asked[TRAINER]]
-        self._restrict(everything)
-        # What is asked comes first: the first of the list stands for it if it is not allowed itself.
-        return {axis: sorted(values, key=lambda one: one != asked[axis]) for axis, values in everything.items()}
-
-    def _restrict(self, axes: dict[str, list[Value]]) -> None:
-        """Keeps the values that the command line gives.
+    def _of(self, words: tuple[str, ...]) -> Config:
+        """The configuration of these words beside those that say nothing about an axis.
 
         Raises:
-            RequestError: a value is none of the axis.
+            RequestError: they do not compose.
         """
-        given = self.words.given
-        if TRAINER in given:
-            allowed = [label for name in trainers_named(given[TRAINER]) for label in self._labels(name)]
-            axes[TRAINER] = [label for label in axes[TRAINER] if label in allowed]
-        if stages := given.get("zero_stage"):
-            allowed = [f"zero{stage}" for stage in stages]
-            if wrong := [stage for stage in stages if stage not in _STAGES]:
-                raise RequestError(f"trainer.zero_stage={wrong[0]}: must be one of 0, 1, 2 and 3")
-            axes[TRAINER] = [
-                one
-                for one in axes[TRAINER]
-                if str(one).removesuffix(OFFLOAD) in allowed or not str(one).startswith("zero")
-            ]
-        for axis, key in (
-            *((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")),
-            (ALLOCATOR, "launcher.allocator"),
-        ):
-            if axis in axes and axis in given:
-                known = [*BACKENDS, "default"] if axis == BACKEND else axes[axis]
-                if wrong := [one for one in given[axis] if one not in known]:
-                    raise RequestError(f"{key}={wrong[0]}: must be one of {', '.join(map(str, known))}")
-                names = [self.asked.backend.name if one == "default" else one for one in given[axis]]
-                axes[axis] = [one for one in axes[axis] if one in names]
-        if WORKERS in given:
-            counts = _numbers("launcher.workers_per_node", given[WORKERS], self.workers)
-            axes[WORKERS] = list(dict.fromkeys(counts))
-        if CHECKPOINTING in given:
-            key = "train.activation_checkpointing"
-            if wrong := [one for one in given[CHECKPOINTING] if one.lower() not in _CHECKPOINTING]:
-                raise RequestError(f"{key}={wrong[0]}: must be true or false")
-            axes[CHECKPOINTING] = list(dict.fromkeys(_CHECKPOINTING[one.lower()] for one in given[CHECKPOINTING]))
+        if words not in self._composed:
+            trees: list[DictConfig] = []
+            try:
+                run_with_hydra([*self._kept, *words], trees.append)
+                self._composed[words] = to_config(trees[0])
+            except RequestError as error:
+                self._composed[words] = error
+        found = self._composed[words]
+        if isinstance(found, RequestError):
+            raise found
+        return found
 
-    def _is_searched(self, axis: str) -> bool:
-        """Whether an axis that is only of workers on the CPU, unless it is given, has a place in the cells."""
-        on_cpu = resolve_device(self.asked.device) is Device.cpu
-        return axis not in self.hold and (on_cpu or axis in self.words.given)
+    def _with(self, key: str = "", value: str = "") -> Config:
+        """The configuration of the first given values, with another value of one key."""
+        first = {one: values[0] for one, values in self._given.items() if one != _STAGE} | ({key: value} if key else {})
+        return self._of(tuple(f"{one}={text}" for one, text in first.items()))
 
-    def _labels(self, trainer: str) -> list[Value]:
-        """A trainer's values on its axis."""
-        variants = TRAINERS[trainer].variants
-        if variants is not None:
-            is_offloaded = getattr(self.asked.trainer, "offload_optimizer", False)
-            plain: list[Value] = [f"zero{value}" for value in variants.values]
-            offloaded: list[Value] = [f"{label}{OFFLOAD}" for label in plain[1:]]
-            if "trainer.offload_optimizer" in self.words.given.get(f"{TRAINER}.key", []):
-                return offloaded if is_offloaded else plain
-            # On the CPU the optimizer's state is in the host's memory already.
-            return plain + (offloaded if resolve_device(self.asked.device) is Device.cuda else [])
-        others = {"ddp": [_BUCKETS], "fsdp": [_KEEP]}.get(trainer, [])
-        # With a key of the trainer on the command line, its values are those that are wanted.
-        return [trainer, *([] if f"{TRAINER}.key" in self.words.given else others)]
+    def _axes(self, hold: Sequence[str]) -> dict[str, list[Value]]:
+        """The values of each axis, the one as asked first; without the micro-batch where it depends on the workers.
 
-    def _worker_counts(self) -> list[int]:
-        if resolve_device(self.asked.device) is Device.cuda:
-            return [self.workers]
+        Raises:
+            RequestError: a value is none of its key.
+        """
+        asked, given = self._as_given, self._given
+        # A value that somebody has typed is not left out without a word.
+        found = {key: [self._with(key, value) for value in values] for key, values in given.items() if key != _STAGE}
+        for config in itertools.chain(*found.values()):
+            check_numbers(config)
+        if _AUTO in (one.backend.name for one in found.get(BACKEND, [asked])):
+            raise RequestError(
+                f"backend={_AUTO}: tune measures the backends itself: name those to search, such as "
+                f"backend={','.join(BACKENDS)}"
+            )
+        label, checkpointing = self._label(), _text(asked.train.activation_checkpointing)
+        workers = [_workers(one) for one in found.get(WORKERS, [])]
+        axes: dict[str, list[Value]] = {
+            # It changes last: the global batch is that of the first number of workers.
+            WORKERS: [*(workers or [self._workers, *self._counts()])],
+            BACKEND: [one.backend.name for one in found.get(BACKEND, [])] or [asked.backend.name, *BACKENDS],
+            TRAINER: [label, *self._labels()],
+            CHECKPOINTING: [_text(one.train.activation_checkpointing) for one in found.get(CHECKPOINTING, [])]
+            or [checkpointing, OFF, ON],
+            **{key: [*given[key]] for key in self._listed},
+        }
+        return {axis: [*dict.fromkeys(values[:1] if axis in hold else values)] for axis, values in axes.items()}
+
+    def _labels(self) -> list[str]:
+        """The values of the trainer's axis.
+
+        Raises:
+            RequestError: a stage is none.
+        """
+        names, stages = self._given.get(TRAINER), self._given.get(_STAGE)
+        of_stages = {label: words[1].partition("=")[2] for label, words in _TRAINERS.items() if words[1:]}
+        if wrong := [one for one in stages or [] if one not in of_stages.values()]:
+            raise RequestError(f"{_STAGE}={wrong[0]}: must be one of {', '.join(of_stages.values())}")
+        return [
+            label
+            for label, words in _TRAINERS.items()
+            if (names is None or words[0].partition("=")[2] in names)
+            # Without a trainer, a stage says which one is meant.
+            and (stages is None or of_stages.get(label) in ([None, *stages] if names else stages))
+        ]
+
+    def _label(self) -> str:
+        """The trainer as asked."""
+        trainer = self._as_given.trainer
+        stage = self._given.get(_STAGE, [getattr(trainer, _STAGE.partition(".")[2], None)])[0]
+        words = {(f"{TRAINER}={trainer.name}",), (f"{TRAINER}={trainer.name}", f"{_STAGE}={stage}")}
+        return next((one for one in self._labels() if _TRAINERS[one] in words), self._labels()[0])
+
+    def _counts(self) -> list[int]:
+        """Numbers of workers: on GPUs as asked, one for each."""
+        if resolve_device(self._as_given.device) is Device.cuda:
+            return []
         cores = usable_cores()
-        powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
-        return sorted({*powers, cores, self.workers})
+        return [*(2**power for power in range(cores.bit_length()) if 2**power <= cores), cores]
 
-    def _threads(self, workers: int) -> list[int]:
-        """Threads of each of so many workers: all cores, half of them (many cores are two threads of one), and one."""
-        share = _share(workers)
-        given = self.words.given.get(THREADS)
-        counts = [share, -(-share // 2), 1] if given is None else _numbers("launcher.threads", given, share)
-        return list(dict.fromkeys(counts)) if self._is_searched(THREADS) else [share]
-
-    def _launcher(self, cell: Cell) -> Any:
-        """The launcher's keys of a cell."""
-        axes, workers = dict(cell.values), int(cell[WORKERS])
-        launcher = replace(self.asked.launcher, workers_per_node=workers)
-        if THREADS in axes:
-            threads = int(axes[THREADS])
-            # Null is the share of the cores where it was asked for so.
-            is_null = launcher.threads is None and threads == _share(workers)
-            launcher = replace(launcher, threads=None if is_null else threads)
-        if ALLOCATOR in axes:
-            launcher = replace(launcher, allocator=Allocator[str(axes[ALLOCATOR])])
-        return launcher
-
-    def _micro_batches(self, workers: int) -> list[int]:
+    def _micro_batches(self, workers: int, *, is_held: bool) -> list[int]:
         """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too close."""
-        asked = self.asked.train.batch_size
-        if MICRO in self.hold:
-            return [asked] if "batch" in self.free or self.batch % (workers * asked) == 0 else []
-        if "batch" in self.free:
-            doubled = [asked * 2**power for power in range(_BATCH_DOUBLINGS + 1)]
-            halved = [asked // 2**power for power in range(1, asked.bit_length()) if asked % 2**power == 0]
-            return doubled + halved
+        asked = self._as_given.train.batch_size
+        if MICRO in self.free:
+            return [self._with(MICRO, value).train.batch_size for value in self._given[MICRO]]
+        if is_held:
+            return [asked] if self.batch % (workers * asked) == 0 else []
         if self.batch % workers:
             return []
         found: list[int] = []
         for one in _divisors(self.batch // workers):
             if one == asked or not found or one <= _STEP_APART * found[-1]:
                 found.append(one)
-        return found
+        return sorted(found, key=lambda one: one != asked)
 
-    def _backend(self, name: str) -> Any:
-        return self.asked.backend if name == self.asked.backend.name else GROUPS["backend"][name]()
+    def _undivided(self, cell: Cell, *, is_held: bool) -> str:
+        """Why the workers of a cell cannot share the global batch as it is."""
+        micro = f" in micro-batches of {cell[MICRO]}" if is_held else ""
+        return f"a global batch of {self.batch} cannot be divided among {cell[WORKERS]} workers{micro}"
 
-    def _trainer(self, label: str) -> Any:
-        name = "deepspeed" if label.startswith("zero") else label.partition("-")[0]
-        trainer: Any = self.asked.trainer
-        if trainer.name != name:
-            trainer = TRAINERS[name].schema(**{key: getattr(trainer, key) for key in OF_EVERY_TRAINER})
-        if label.startswith("zero"):
-            stage, offloaded = label.removeprefix("zero").removesuffix(OFFLOAD), label.endswith(OFFLOAD)
-            return replace(trainer, zero_stage=int(stage), offload_optimizer=offloaded)
-        if label == _BUCKETS:
-            return replace(trainer, bucket_cap_mb=_LARGER * trainer.bucket_cap_mb)
-        if label == _KEEP:
-            return replace(trainer, reshard_after_forward=False)
-        return trainer
+    def _refusal(self, cell: Cell) -> str | None:
+        """Why a cell is not tried; None if it may be."""
+        # What is asked for is measured in any case: the others are compared with it.
+        is_asked = not self.cells and not self.refused
+        if not is_asked and (reason := _pointless(cell) or self._other_numbers(cell)):
+            return reason
+        try:
+            self.configured(cell)
+        except RequestError as error:
+            return str(error)
+        return None
 
-    def _optimizer(self, name: str) -> Any:
-        asked = self.asked.optimizer
-        if name == asked.name:
-            return asked
-        shared = {one.name: getattr(asked, one.name) for one in dataclasses.fields(OptimizerConfig)}
-        return GROUPS["optimizer"][name](**(shared | {"name": name}))
-
-
-def _share(workers: int) -> int:
-    """The cores of each of so many workers."""
-    return max(1, usable_cores() // workers)
+    def _other_numbers(self, cell: Cell) -> str | None:
+        """Why a trainer's bf16 or fp16 is other learning than that of the trainer as asked (docs/precision.md)."""
+        precision, asked = self._as_given.train.precision, self._as_given.trainer.name
+        if precision is Precision.fp32 or _PRECISION in self.free or TRAINER in self._given:
+            return None
+        if _NUMBERS.get(asked) == _NUMBERS.get(_name(cell)):
+            return None
+        return (
+            f"{precision.name} in other tensors than under trainer={asked}: another learning; "
+            f"name the trainers to search, or add --free={_PRECISION}"
+        )
 
 
-def _label(config: Config) -> str:
-    stage = getattr(config.trainer, "zero_stage", None)
-    offloaded = OFFLOAD if getattr(config.trainer, "offload_optimizer", False) else ""
-    return config.trainer.name if stage is None else f"zero{stage}{offloaded}"
+def _taken_apart(words: Sequence[str], free: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The words that say nothing about an axis, and the values of the others by their keys.
+
+    Raises:
+        RequestError: a list is given for a key that has no axis, or that is not freed and changes what is learned.
+    """
+    from hydra.core.override_parser.types import Glob
+
+    kept: list[str] = []
+    given: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            kept.append(word)
+            continue
+        override = parsed(word)
+        key, values = override.key_or_group, [word.partition("=")[2]]
+        if override.is_sweep_override():
+            if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+                raise RequestError(f"{word}: give the values one by one, with commas between them")
+            values = [str(one) for one in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES + 1)]
+            _check_list(word, key, values, free)
+        if len(values) > 1 or key in (*AXES, _ACCUMULATION, _STAGE):
+            given[key] = [value.strip("'\" ") for value in values]
+        else:
+            kept.append(word)
+    return kept, given
+
+
+def _check_list(word: str, key: str, values: list[str], free: Sequence[str]) -> None:
+    if len(values) > _MOST_VALUES:
+        raise RequestError(f"{word[:60]}: more than {_MOST_VALUES} values")
+    if key in _NO_AXES or (same_work(key) and not key.startswith(_OF_SPEED)):
+        raise RequestError(f"{word}: tune searches no values of {key}: give one (ortlaunch bench runs any grid)")
+    if (
+        key in free
+        or key in (BACKEND, TRAINER, WORKERS, CHECKPOINTING)
+        or key.startswith(_OF_SPEED)
+        or same_numbers(key)
+    ):
+        return
+    what = "the global batch, of which the micro-batch is searched" if key == MICRO else "what is learned"
+    raise RequestError(f"{word}: other values change {what}: give one, or add --free={key}")
+
+
+def _check_names(free: Sequence[str], hold: Sequence[str], given: dict[str, list[str]]) -> None:
+    """Refuses options that name no axis, or one that they cannot mean."""
+    if wrong := [key for key in free if len(given.get(key, [])) < 2]:
+        raise RequestError(f"--free={wrong[0]}: give the values that are searched, such as {wrong[0]}=A,B")
+    axes = [*AXES, *(key for key in given if key not in (*AXES, _ACCUMULATION, _STAGE))]
+    if wrong := [axis for axis in hold if axis not in axes]:
+        raise RequestError(f"--hold={wrong[0]}: there is no such axis (there are {', '.join(axes)})")
+    for axis in hold:
+        values = given.get(_STAGE, []) if axis == TRAINER and _STAGE in given else given.get(axis, [])
+        if len(values) > 1:
+            raise RequestError(
+                f"--hold={axis} keeps one value, and {', '.join(values)} are given to search: leave one of both out"
+            )
+
+
+def _check(config: Config) -> None:
+    """Refuses what cannot be tuned.
+
+    Raises:
+        RequestError: the message names the key and the remedy.
+    """
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig) or launcher.nodes > 1:
+        given = f"launcher.nodes={launcher.nodes}" if launcher.nodes > 1 else f"launcher={launcher.name}"
+        raise RequestError(
+            f"{given}: tune measures on this machine alone: run it on one of the nodes with launcher=local, and give "
+            "what it finds to the run on the cluster"
+        )
+    if config.train.resume not in ("auto", "never"):
+        raise RequestError(f"train.resume={config.train.resume}: trials begin anew: leave it out")
 
 
 def _pointless(cell: Cell) -> str | None:
     """Why a cell cannot be faster than another one, whatever the machine."""
-    trainer, workers = str(cell[TRAINER]), int(cell[WORKERS])
-    if trainer == "single":
-        return "trainer=single has one worker" if workers > 1 else None
-    if workers > 1:
+    name, stage = _name(cell), _TRAINERS[str(cell[TRAINER])][1:]
+    if int(cell[WORKERS]) > 1 or name == "single":
         return None
-    if trainer.startswith(("ddp", "fsdp")):
+    if not stage:
         return "one worker exchanges nothing: trainer=single does the same with less work"
-    if trainer in ("zero1", "zero2", "zero3"):
-        return "one worker shards nothing: zero_stage=0 does the same with less work"
-    return None
+    return None if stage == (f"{_STAGE}=0",) else f"one worker shards nothing: {_STAGE}=0 does the same with less work"
+
+
+def _name(cell: Cell) -> str:
+    """The trainer's name."""
+    return _TRAINERS[str(cell[TRAINER])][0].partition("=")[2]
+
+
+def _workers(config: Config) -> int:
+    """The workers that are asked for, also where a rule refuses them."""
+    return config.launcher.workers_per_node or launcher_of(config).workers_per_node(config)
 
 
 def _divisors(number: int) -> list[int]:
@@ -427,17 +408,5 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // one for one in small)}, reverse=True)
 
 
-def _numbers(key: str, texts: Sequence[str], default: int) -> list[int]:
-    found = []
-    for text in texts:
-        if text == "null":
-            found.append(default)
-        elif not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_PROCESSES:
-            raise RequestError(f"{key}={text}: must be a number, at least 1 and at most {MOST_PROCESSES}")
-        else:
-            found.append(int(text[:9]))
-    return found
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _text(value: bool) -> str:
+    return ON if value else OFF

@@ -7,7 +7,9 @@ estimated in. The file is replaced as a whole, so that an interruption loses no 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -18,15 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ortlaunch.base.files import replace_text
+from ortlaunch.config.devices import device_name, usable_cores
+from ortlaunch.config.schema import Device
 from ortlaunch.estimate.band import Band, verdict
-from ortlaunch.tune.folder import machine
+from ortlaunch.tune.folder import OF_SPEED
 
 FOLDER = Path(__file__).with_name("estimates")
 LIMITS = (0.8, 0.9, 1.0, 1.1, 1.25)
 """Limits, as shares of what was measured."""
 _MIB = 2**20
-_FACTS = ("processor", "cores", "memory", "versions", "variables")
+_QUARTER = 2**28
+_PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnxruntime-training-cpu", "ortlaunch")
 
 Result = dict[str, Any]
 """``number``, ``words``, ``measured`` bytes by rank, and of the estimate ``low``, ``peak`` and ``high`` of a machine,
@@ -65,13 +72,25 @@ class Record:
 
     def setup(self) -> int:
         """The number of the present setup."""
-        here = machine()
-        facts = {name: here[name] for name in _FACTS}
-        facts |= {"libc": " ".join(platform.libc_ver()), "commit": _commit(), "day": time.strftime("%Y-%m-%d")}
+        facts = machine() | {"libc": " ".join(platform.libc_ver()), "commit": _commit(), "day": time.strftime("%Y-%m-%d")}
         with self._lock:
             if facts not in self.setups:
                 self.setups.append(facts)
             return self.setups.index(facts)
+
+
+def machine() -> dict[str, Any]:
+    """The machine, the versions, and the variables that change what a process holds."""
+    there = {one.metadata["Name"].lower(): one.version for one in importlib.metadata.distributions()}
+    versions = {name: there[name] for name in _PACKAGES if name in there} | {"python": platform.python_version()}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(OF_SPEED)}
+    return {
+        "processor": device_name(Device.cpu),
+        "cores": usable_cores(),
+        "memory": psutil.virtual_memory().total // _QUARTER,
+        "versions": versions,
+        "variables": variables,
+    }
 
 
 def _commit() -> str:

@@ -11,19 +11,16 @@ import random
 from dataclasses import dataclass, field
 
 from ortlaunch.launch.trial import Outcome
-from ortlaunch.tune.cell import Cell, Effort, Value
-from ortlaunch.tune.plan import Plan
-from ortlaunch.tune.pruning import Dominance
+from ortlaunch.tune.search import Effort, Plan
+from ortlaunch.tune.space import BACKEND, CHECKPOINTING, MICRO, OFF, ON, TRAINER, WORKERS, Cell, Value
 
 AXES: dict[str, list[Value]] = {
-    "backend": ["eager", "compile", "ort", "other"],
-    "trainer": ["ddp", "fsdp", "zero0", "zero1", "zero2"],
-    "workers": [1, 2, 4, 8, 16],
-    "micro_batch": [2**power for power in range(10)],
-    "bucket": [5, 25, 50, 100, 200],
-    "checkpointing": ["off", "on"],
+    BACKEND: ["eager", "compile", "ort"],
+    TRAINER: ["single", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"],
+    MICRO: [2, 8, 32, 128, 512],
+    CHECKPOINTING: [OFF, ON],
 }
-"""10,000 cells."""
+"""210 cells."""
 START = 8.0
 LIMIT = 16 * 2**30
 _RECOMPUTED = math.log(0.75)
@@ -45,9 +42,9 @@ class Machine:
     def __post_init__(self) -> None:
         draw = random.Random(self.seed)
         self._effects = {(axis, value): draw.gauss(0, 0.25) for axis, values in self.axes.items() for value in values}
-        for value in self.axes.get("micro_batch", []):
+        for value in self.axes.get(MICRO, []):
             # Larger micro-batches are faster up to a size, and a little slower beyond.
-            self._effects["micro_batch", value] = -0.06 * (math.log2(int(value)) - 5.5) ** 2 + draw.gauss(0, 0.03)
+            self._effects[MICRO, value] = -0.06 * (math.log2(int(value)) - 5.5) ** 2 + draw.gauss(0, 0.03)
         pairs = itertools.combinations(self.axes, 2)
         self._joint = {
             ((one, left), (other, right)): draw.gauss(0, 0.1)
@@ -57,13 +54,13 @@ class Machine:
         }
         # To compute activations twice is never faster; only the share below speaks of it.
         for pair in list(self._joint):
-            if "checkpointing" in dict(pair):
+            if CHECKPOINTING in dict(pair):
                 self._joint[pair] = 0.0
-        self._effects |= {("checkpointing", value): 0.0 for value in self.axes.get("checkpointing", [])}
+        self._effects |= {(CHECKPOINTING, value): 0.0 for value in self.axes.get(CHECKPOINTING, [])}
         self._broken = {
             (backend, trainer)
-            for backend in self.axes.get("backend", [])
-            for trainer in self.axes.get("trainer", [])
+            for backend in self.axes.get(BACKEND, [])
+            for trainer in self.axes.get(TRAINER, [])
             if draw.random() < 0.15
         }
         self._chance = random.Random(self.seed + 1)
@@ -72,24 +69,25 @@ class Machine:
         ]
         self.spent = 0.0
         self.trials: list[tuple[Cell, Effort]] = []
-        self.asked = next(cell for cell in self.cells if self.fits(cell))
+        # The first one is what is asked for, and trains.
+        self.cells.insert(0, self.cells.pop(next(n for n, cell in enumerate(self.cells) if self.fits(cell))))
 
     def speed(self, cell: Cell) -> float:
         """The true speed of a cell."""
         log = math.log(100.0) + sum(self._effects[pair] for pair in cell.values)
         log += sum(self._joint[pair] for pair in itertools.combinations(cell.values, 2))
-        return math.exp(log + (_RECOMPUTED if dict(cell.values).get("checkpointing") == "on" else 0.0))
+        return math.exp(log + (_RECOMPUTED if dict(cell.values).get(CHECKPOINTING) == ON else 0.0))
 
     def bytes(self, cell: Cell) -> int:
         """The memory of a cell."""
         axes = dict(cell.values)
-        activations = int(axes.get("micro_batch", 1)) * (0.03 if axes.get("checkpointing") == "on" else 0.12)
-        return int((2 + int(axes.get("workers", 1)) * (0.2 + activations)) * 2**30)
+        activations = int(axes.get(MICRO, 1)) * (0.03 if axes.get(CHECKPOINTING) == ON else 0.12)
+        return int((2 + int(axes.get(WORKERS, 1)) * (0.2 + activations)) * 2**30)
 
     def fits(self, cell: Cell) -> bool:
         """Whether a cell trains, but for chance."""
         axes = dict(cell.values)
-        return self.bytes(cell) <= LIMIT and (axes.get("backend"), axes.get("trainer")) not in self._broken
+        return self.bytes(cell) <= LIMIT and (axes.get(BACKEND), axes.get(TRAINER)) not in self._broken
 
     def best(self) -> Cell:
         """The truly fastest cell that trains."""
@@ -115,16 +113,4 @@ class Machine:
 
     def plan(self, budget: float) -> Plan:
         """A plan over all cells, for the steady speed."""
-        return Plan(self.cells, self.asked, Dominance(), self.trial, budget, math.inf)
-
-    def random_search(self, budget: float) -> Cell:
-        """The cell that short trials of cells by chance find in the same time."""
-        best, most = self.asked, 0.0
-        order = random.Random(self.seed + 2).sample(self.cells, len(self.cells))
-        for cell in itertools.chain([self.asked], order):
-            if self.spent >= budget:
-                break
-            outcome = self.trial(cell, Effort("short", 0, 2.0, None, 120.0))
-            if outcome.ok and outcome.rate > most:
-                best, most = cell, outcome.rate
-        return best
+        return Plan(self.cells, self.trial, budget, math.inf)

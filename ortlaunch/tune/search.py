@@ -1,10 +1,10 @@
 """Which cell is tried next, how long, and when it is decided.
 
-Short trials for all cells, or, where there is no time for all, for those that look best by the trials so far; longer
-trials for the better half; the last three in interleaved rounds while there is time, each until its interval parts from
-the best one's or is a tie. The winner is measured once more, because the best of many noisy figures flatters.
+Short trials climb from the configuration as asked to what is faster beside it; longer trials for the better half; the
+last three in interleaved rounds while there is time, each until its interval parts from the best one's or is a tie. The
+winner is measured once more, because the best of many noisy figures flatters.
 
-The schedule is a function of the outcomes, of its arguments and of nothing else: no clock, no state of the machine.
+The search is a function of the outcomes, of its arguments and of nothing else: no clock, no state of the machine.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ortlaunch.launch.trial import Outcome
-from ortlaunch.tune.cell import Cell, Effort, Stage
-from ortlaunch.tune.expectation import Expectation
-from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
-from ortlaunch.tune.plan import Finding, Plan
+from ortlaunch.tune.intervals import LEAST_ROUNDS, Interval, difference_of, interval_of, slower_by
+from ortlaunch.tune.space import CHECKPOINTING, MICRO, OFF, ON, Cell, Value
 
 NO_TIME = "no time for it in the minutes given"
 """Why a cell was not tried that more minutes would have tried."""
-NO_GAIN = "the trials predict no gain from it"
+NO_GAIN = "cells nearer to the fastest one gained nothing"
 """Why a cell was not tried that might have been."""
+NEEDS_MORE = "needs more memory than "
+"""The beginning of the reasons that name another cell, which does not fit."""
 FINALISTS = 3
+SHORT_SECONDS, _LONG_SECONDS = 2.0, 6.0
 _MOST_ROUNDS = 8
 _MOST_LONG = 8
 _LEAST_SEARCH, _MOST_SEARCH = 0.5, 0.8
@@ -36,14 +38,12 @@ _UNTIL_LONG, _UNTIL_ROUNDS = 0.4, 0.9
 """Shares of what the search has left after which longer trials and rounds are begun no more."""
 _HOPELESS = 0.7
 """A short trial with less than this share of the best speed gets no longer one."""
-_FIRST_BESIDE = 2
-"""Most cells for each axis that are tried beside the best one before expectations guide the choice."""
-_MOST_WEIGHED = 1500
-"""Of more cells than this, so many by chance and all next to the best one are weighed for the next trial."""
-_NO_BETTER = 0.002
-"""A cell that is expected to improve the best by less than this (on the scale of logarithms) is not worth a trial."""
+_BESIDE = (2, 1)
+"""The rank of a cell that differs from the best one by one value, which was met before."""
 _LEAST_IDLE, _IDLE = 4, 0.1
-"""So many cells, or this share of all, are tried without expectation in a row before the search ends."""
+"""So many cells, or this share of all, are tried beyond those beside the best one before the climb ends."""
+_RIDGE = 0.3
+"""How much of a trial it takes to believe in the effect of a value."""
 _SAME = math.log(1.01)
 """Two finalists whose interval is within one percent are equal: further rounds would tell nothing of use."""
 _CLOSE = math.log(1.03)
@@ -55,8 +55,71 @@ _OF_BUDGET = 0.25
 """This share of the budget may be taken by the first trial of a backend or a trainer. It may have to export, to compile
 or to build what the others do not need."""
 
+Stage = Literal["probe", "short", "long", "round", "again"]
+Seen = Mapping[Cell, Outcome]
+"""The latest outcome of each cell that was tried."""
 
-class Schedule:
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a trial measures, and why."""
+
+    stage: Stage
+    number: int
+    """The round, from 0; of the last trials, how many there were before. The same trial of a stage is never repeated
+    under one number."""
+    seconds: float
+    """Seconds of training that are wanted, without the start. 0 takes the fewest steps."""
+    rate: float | None
+    """Samples per second that are expected, from which the number of steps follows; None if nothing is known."""
+    timeout: float
+    """Seconds after which the trial is ended."""
+
+
+@dataclass
+class Plan:
+    """What a search needs."""
+
+    cells: Sequence[Cell]
+    """All cells that the rules allow, each once. The first is the configuration as asked."""
+    trial: Callable[[Cell, Effort], Outcome]
+    budget: float
+    """Seconds that all trials may take together."""
+    work: float
+    """Samples of the whole run, over which the start of a backend counts; infinite for the steady speed alone."""
+    accumulates: Callable[[Cell], bool] = lambda cell: True
+    """Whether a cell has several micro-batches in a step. It then keeps gradients while it computes the next
+    activations, and can need more memory than a larger micro-batch without accumulation."""
+    seed: int = 0
+
+
+@dataclass
+class Finding:
+    """The end of a schedule."""
+
+    winner: Cell | None
+    """The fastest cell; None if none trained."""
+    ties: list[Cell] = field(default_factory=list)
+    """Cells that the rounds could not part from the winner."""
+    measured: dict[Cell, list[Outcome]] = field(default_factory=dict)
+    """All outcomes of each cell, in their order."""
+    pruned: dict[Cell, str] = field(default_factory=dict)
+    """Why a cell was not tried."""
+    dropped: dict[Cell, str] = field(default_factory=dict)
+    """Why a cell that was tried is not the winner."""
+    score: float = 0.0
+    """The winner's score, measured once more."""
+    interval: Interval | None = None
+    """Of the winner's score, from its rounds and the last trial; None for less than three values."""
+    asked_score: float = 0.0
+    """The score of the configuration as asked, measured beside the winner; 0 if it did not train."""
+    rounds: dict[Cell, list[float]] = field(default_factory=dict)
+    """The logarithms of a cell's scores in the rounds, and in the trial after them."""
+    spent: float = 0.0
+    """Seconds of all trials together."""
+
+
+class Search:
     """One search."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
@@ -67,6 +130,7 @@ class Schedule:
         """
         self._plan = plan
         self._say = say
+        self._asked = plan.cells[0]
         self._finding = Finding(None)
         self._seen: dict[Cell, Outcome] = {}
         self._scores: dict[Cell, float] = {}
@@ -75,150 +139,93 @@ class Schedule:
         """The speeds of each cell in its trials. Those of the fewest steps count only until there are others."""
         self._open = dict.fromkeys(plan.cells)
         self._chance = random.Random(plan.seed)
-        self._expectation: Expectation | None = None
         self._longest = 0.0
         self._searched = 0.0
         """Seconds that the search took."""
         self._is_cut = False
-        """Whether the search ended for want of time. Later trials take time too, and say nothing about that."""
+        """Whether the climb ended for want of time. Later trials take time too, and say nothing about that."""
         self._idle = 0
-        """How many cells in a row were tried without an expectation of gain."""
+        """How many cells in a row were tried that are not beside the best one."""
 
     def run(self) -> Finding:
         """Searches to the end of the budget, or until it is decided."""
-        self._search()
-        self._searched, self._is_cut = self._spent, self._spent >= self._search_until
-        finalists = self._longer()
-        rounds = self._rounds(finalists)
+        self._climb()
+        self._searched, self._is_cut = self._finding.spent, self._finding.spent >= self._search_until
+        rounds = self._rounds(self._longer())
         self._decide(rounds)
         self._measure_again(rounds)
-        self._finding.pruned |= {cell: self._left(cell) for cell in self._prune(list(self._open))}
+        self._ready()
+        self._finding.pruned |= {cell: self._left(cell) for cell in self._open}
         return self._finding
 
     # Short trials.
 
-    def _search(self) -> None:
-        plan = self._plan
-        if self._permitted(plan.asked):
-            # Nothing is known about the speed yet: the fewest steps show what a step takes.
-            first = self._try(plan.asked, "probe", 0, 0.0)
-            if first.ok and first.rate and self._spent < self._search_until:
-                self._try(plan.asked, "short", 0, plan.short_seconds)
-        while self._spent < self._search_until and (cell := self._next()) is not None:
-            if self._permitted(cell):
-                self._try(cell, "short", 0, plan.short_seconds)
-
-    def _permitted(self, cell: Cell) -> bool:
-        """Whether the estimate lets a cell be tried, which is not open from now on."""
-        self._open.pop(cell, None)
-        reason = self._plan.estimated(cell, self._seen)
-        if reason is not None:
-            self._finding.pruned[cell] = reason
-            self._say(f"not tried: {cell}: {reason}")
-        return reason is None
-
-    def _prune(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Leaves out those of some open cells that the outcomes so far make needless, and returns the others."""
-        remaining = []
-        for cell in cells:
-            reason = self._plan.pruner.reason(cell, self._seen)
-            if reason is None:
-                remaining.append(cell)
-            else:
-                self._finding.pruned[cell] = reason
-                del self._open[cell]
-        return remaining
-
-    def _ready(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Those of some open cells that may be tried now."""
-        return [cell for cell in self._prune(cells) if not self._waits(cell)]
-
-    def _waits(self, cell: Cell) -> bool:
-        """Whether another cell comes first. One that was left out, or is none of the space, holds up no other."""
-        return any(one in self._open for one in self._plan.pruner.before(cell))
-
-    def _weighed(self) -> list[Cell]:
-        """The cells to choose the next one from: all open ones, or some of many, with those next to the best."""
-        everything = list(self._open)
-        if len(everything) > _MOST_WEIGHED:
-            best = self._best_first()[:1]
-            near = [cell for cell in everything if best and _axes_apart(cell, best[0]) == 1]
-            some = self._ready(list(dict.fromkeys([*near, *self._chance.sample(everything, _MOST_WEIGHED)])))
-            if some:
-                return some
-        return self._ready(list(self._open))
+    def _climb(self) -> None:
+        # Nothing is known about the speed yet: the fewest steps show what a step takes.
+        del self._open[self._asked]
+        first = self._try(self._asked, "probe", 0, 0.0)
+        if first.ok and first.rate and self._finding.spent < self._search_until:
+            self._try(self._asked, "short", 0, SHORT_SECONDS)
+        while self._finding.spent < self._search_until and (cell := self._next()) is not None:
+            del self._open[cell]
+            self._try(cell, "short", 0, SHORT_SECONDS)
 
     def _next(self) -> Cell | None:
-        """The open cell to try next; None if none is left, or none is expected to be better."""
-        ready = self._weighed()
-        if not ready:
+        """The open cell to try next; None if none is left, or those beside the best one and some others were tried.
+
+        A value that no trial had yet comes first, where it is nearest to the best cell: so its effect shows where it
+        counts. Then come the cells beside the best one, and then all others.
+        """
+        best = (self._best_first() or [self._asked])[0]
+        met = {pair for cell in self._seen for pair in cell.values}
+        ranks = {cell: _rank(cell, best, met) for cell in self._ready()}
+        if not ranks:
             return None
-        good = [score for score in self._scores.values() if score > 0]
-        most_beside = _FIRST_BESIDE * len(self._plan.asked.values)
-        if len(self._scores) < most_beside and (cell := self._new_beside(ready)) is not None:
-            return cell
-        if len(good) < 2:
-            return self._unlike(ready)
-        if self._expectation is None:
-            self._expectation = Expectation(list(self._plan.cells))
-        gain = self._expectation.gain(self._scores, ready)
-        best = int(gain.argmax())
-        if gain[best] >= _NO_BETTER:
-            self._idle = 0
-            return ready[best]
-        # Expectations may be wrong. Cells next to the best one, and some by chance, are tried before they are believed.
-        self._idle += 1
+        first = min(ranks.values())
+        is_beside = first <= _BESIDE
+        self._idle = 0 if is_beside else self._idle + 1
         if self._idle > max(_LEAST_IDLE, _IDLE * len(self._plan.cells)):
             return None
-        first = self._best_first()[0]
-        beside = [index for index, cell in enumerate(ready) if _axes_apart(cell, first) == 1]
-        return ready[max(beside, key=lambda index: gain[index])] if beside and self._idle % 2 else self._unlike(ready)
+        cells = [cell for cell, rank in ranks.items() if not is_beside or rank == first]
+        self._chance.shuffle(cells)
+        return max(cells, key=self._promise())
 
-    def _new_beside(self, ready: list[Cell]) -> Cell | None:
-        """A cell that differs from the best one so far by one value that no trial had yet; None if there is none.
+    def _promise(self) -> Callable[[Cell], float]:
+        """How fast cells are to be expected: the effects of single values on the logarithm of the score, added."""
+        import numpy
 
-        So the effect of a value shows where it counts. Names come first, such as those of backends. Of numbers only the
-        next ones are taken, for what is beyond them follows from those.
-        """
-        best = (self._best_first() or [self._plan.asked])[0]
-        met = {pair for cell in self._scores for pair in cell.values}
-        names, numbers = [], []
-        for cell in ready:
-            apart = [pair for pair, other in zip(cell.values, best.values, strict=True) if pair != other]
-            if len(apart) != 1 or apart[0] in met:
-                continue
-            ((axis, value),) = apart
-            if not isinstance(value, int):
-                names.append(cell)
-            elif isinstance(other := best[axis], int) and self._are_next(axis, value, other):
-                numbers.append(cell)
-        found = names or numbers
-        return self._chance.choice(found) if found else None
+        scores = {cell: math.log(score) for cell, score in self._scores.items() if score > 0}
+        place = {pair: number for number, pair in enumerate({pair: 0 for cell in scores for pair in cell.values})}
+        if not place:
+            return lambda cell: 0.0
+        table = numpy.zeros((len(scores), len(place)))
+        for row, cell in zip(table, scores, strict=True):
+            row[[place[pair] for pair in cell.values]] = 1.0
+        logs = numpy.array(list(scores.values()))
+        squares = table.T @ table + _RIDGE * numpy.eye(len(place))
+        effects = numpy.linalg.solve(squares, table.T @ (logs - logs.mean()))
+        return lambda cell: float(sum(effects[place[pair]] for pair in cell.values if pair in place))
 
-    def _are_next(self, axis: str, one: int, other: int) -> bool:
-        """Whether no value of an axis is between two."""
-        low, high = sorted((one, other))
-        values = {cell[axis] for cell in self._plan.cells}
-        return not any(low < value < high for value in values if isinstance(value, int))
-
-    def _unlike(self, ready: list[Cell]) -> Cell:
-        """A cell by chance, among those with the most values that no trial had yet."""
-        drawn = ready if len(ready) <= 200 else self._chance.sample(ready, 200)
-        met = {pair for cell in self._scores for pair in cell.values}
-        news = [sum(pair not in met for pair in cell.values) for cell in drawn]
-        most = max(news)
-        return self._chance.choice([cell for cell, new in zip(drawn, news, strict=True) if new == most])
+    def _ready(self) -> list[Cell]:
+        """The open cells that may be tried now, without those that the outcomes so far make needless."""
+        for cell in list(self._open):
+            reason = needless(cell, self._seen, accumulates=self._plan.accumulates(cell))
+            if reason is not None:
+                self._finding.pruned[cell] = reason
+                del self._open[cell]
+        # One that computes activations again waits for the same that does not.
+        return [cell for cell in self._open if _plainer(cell) not in self._open]
 
     def _left(self, cell: Cell) -> str:
         """Why a cell was never tried although nothing speaks against it."""
-        if self._waits(cell):
-            return "only of use if the same without checkpointing or offload does not fit, which was not tried"
+        if _plainer(cell) in self._open:
+            return "only of use if the same without checkpointing does not fit, which was not tried"
         return NO_TIME if self._is_cut else NO_GAIN
 
     # Longer trials and rounds.
 
     def _longer(self) -> list[Cell]:
-        plan, best_first = self._plan, self._best_first()
+        best_first = self._best_first()
         if not best_first:
             return []
         most = self._scores[best_first[0]]
@@ -236,9 +243,9 @@ class Schedule:
         done = []
         # All that are left are finalists: rounds measure them as long.
         for cell in chosen if len(chosen) > FINALISTS else []:
-            if self._spent >= self._later_until(_UNTIL_LONG):
+            if self._finding.spent >= self._later_until(_UNTIL_LONG):
                 break
-            self._try(cell, "long", 0, plan.long_seconds)
+            self._try(cell, "long", 0, _LONG_SECONDS)
             done.append(cell)
         # Figures of longer trials come first: those of short ones flatter.
         later = [cell for cell in chosen if cell not in done]
@@ -252,12 +259,12 @@ class Schedule:
         logs: dict[Cell, list[float]] = {cell: [] for cell in finalists}
         running = list(finalists)
         for number in range(_MOST_ROUNDS):
-            if len(running) < 2 or self._spent >= self._later_until(_UNTIL_ROUNDS):
+            if len(running) < 2 or self._finding.spent >= self._later_until(_UNTIL_ROUNDS):
                 break
             # Each begins a round in turn, so that what follows on what is the same for all.
             turn = number % len(running)
             for cell in running[turn:] + running[:turn]:
-                outcome = self._try(cell, "round", number, self._plan.long_seconds)
+                outcome = self._try(cell, "round", number, _LONG_SECONDS)
                 if outcome.ok:
                     logs[cell].append(math.log(outcome.score(self._plan.work)))
             for cell in [cell for cell in running if len(logs[cell]) <= number]:
@@ -291,28 +298,20 @@ class Schedule:
 
     def _decide(self, logs: dict[Cell, list[float]]) -> None:
         """Chooses the winner among the finalists that nothing has dropped."""
-        found, plan = self._finding, self._plan
+        found = self._finding
         names = [cell for cell in logs if cell not in found.dropped] or self._best_first()[:1]
-        unfit: set[Cell] = set()
-        while names:
-            best = max(names, key=self._mean)
-            ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
-            # If nothing is faster than the configuration as asked, there is no reason to change it. Where the rounds
-            # could not separate it from one that is faster on average, the faster one is the better guess.
-            is_asked = plan.asked in ties and self._mean(best) - self._mean(plan.asked) <= _CLOSE
-            winner = plan.asked if is_asked else best
-            reason = plan.unfit(winner)
-            if reason is None:
-                found.winner, found.ties = winner, [cell for cell in (best, *ties) if cell != winner]
-                found.dropped.pop(winner, None)
-                behind = [cell for cell in names if cell not in (best, *ties)]
-                found.dropped |= dict.fromkeys(behind, f"slower, in fewer than {LEAST_ROUNDS} rounds")
-                return
-            found.dropped[winner] = reason
-            unfit.add(winner)
-            names = [cell for cell in names if cell != winner]
-            # All finalists may be unfit. Then the best of the others is left.
-            names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
+        if not names:
+            return
+        best = max(names, key=self._mean)
+        ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
+        # If nothing is faster than the configuration as asked, there is no reason to change it. Where the rounds could
+        # not separate it from one that is faster on average, the faster one is the better guess.
+        is_asked = self._asked in ties and self._mean(best) - self._mean(self._asked) <= _CLOSE
+        found.winner = self._asked if is_asked else best
+        found.ties = [cell for cell in (best, *ties) if cell != found.winner]
+        found.dropped.pop(found.winner, None)
+        behind = [cell for cell in names if cell not in (best, *ties)]
+        found.dropped |= dict.fromkeys(behind, f"slower, in fewer than {LEAST_ROUNDS} rounds")
 
     def _mean(self, cell: Cell) -> float:
         """The logarithm of a cell's score by all its trials."""
@@ -330,23 +329,19 @@ class Schedule:
             return
         # Both at the same time, also where more minutes go on: last trials of an earlier search do not serve again.
         number = sum(map(len, found.measured.values()))
-        last = self._try(found.winner, "again", number, plan.long_seconds)
+        last = self._try(found.winner, "again", number, _LONG_SECONDS)
         found.score = last.score(plan.work) if last.ok else 0.0
         found.rounds = logs
         if found.score:
             logs.setdefault(found.winner, []).append(math.log(found.score))
         found.interval = interval_of(logs.get(found.winner, []))
-        if plan.asked == found.winner:
+        if self._asked == found.winner:
             found.asked_score = found.score
-        elif self._scores.get(plan.asked):
-            asked = self._try(plan.asked, "again", number, plan.long_seconds)
+        elif self._scores.get(self._asked):
+            asked = self._try(self._asked, "again", number, _LONG_SECONDS)
             found.asked_score = asked.score(plan.work)
 
     # Trials.
-
-    @property
-    def _spent(self) -> float:
-        return self._finding.spent + self._plan.beside()
 
     @property
     def _search_until(self) -> float:
@@ -400,7 +395,7 @@ class Schedule:
     def _timeout(self, cell: Cell) -> float:
         """Seconds that the next trial may take: by the longest so far, and before that half of what is left."""
         if not self._longest:
-            return max(_LEAST_TIMEOUT, (self._plan.budget - self._spent) / 2)
+            return max(_LEAST_TIMEOUT, (self._plan.budget - self._finding.spent) / 2)
         usual = _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
         shown = {
             pair for one, outcome in self._seen.items() if outcome.status in ("ok", "time-out") for pair in one.values
@@ -409,8 +404,44 @@ class Schedule:
         return max(usual, _OF_BUDGET * self._plan.budget) if is_first else usual
 
 
-def _axes_apart(one: Cell, other: Cell) -> int:
-    return sum(left != right for left, right in zip(one.values, other.values, strict=True))
+def needless(cell: Cell, seen: Seen, *, accumulates: bool = True) -> str | None:
+    """Why a cell cannot be faster or cannot fit, given how other cells did; None if it may be tried.
+
+    Args:
+        cell: the cell.
+        seen: the outcomes so far.
+        accumulates: whether it has several micro-batches in a step.
+    """
+    plainer = _plainer(cell)
+    if plainer is not None and plainer in seen and seen[plainer].ok:
+        # Under ONNX Runtime too: its graph has all nodes of the other one, and those that are computed again.
+        return "computes activations again, and the same without checkpointing fits"
+    for other, outcome in seen.items():
+        if outcome.status == "out of memory" and other != cell and _needs_less(other, cell, accumulates=accumulates):
+            return f"{NEEDS_MORE}{other}, which ran out of it"
+    return None
+
+
+def _plainer(cell: Cell) -> Cell | None:
+    """The same cell without activation checkpointing; None if it has none."""
+    return cell.having(CHECKPOINTING, OFF) if dict(cell.values).get(CHECKPOINTING) == ON else None
+
+
+def _needs_less(one: Cell, other: Cell, *, accumulates: bool) -> bool:
+    """Whether a cell needs no more memory than another: the same with a smaller micro-batch, or with checkpointing."""
+    its, others = dict(one.values), dict(other.values)
+    if any(its[axis] != value for axis, value in others.items() if axis not in (MICRO, CHECKPOINTING)):
+        return False
+    saves = its.get(CHECKPOINTING) == others.get(CHECKPOINTING) or its.get(CHECKPOINTING) == ON
+    small, large = int(its.get(MICRO, 0)), int(others.get(MICRO, 0))
+    return saves and (small == large or (accumulates and small < large))
+
+
+def _rank(cell: Cell, best: Cell, met: set[tuple[str, Value]]) -> tuple[int, int]:
+    """The place of a cell in the order of trials: new names, new numbers, then by how many values differ."""
+    apart = [pair for pair, other in zip(cell.values, best.values, strict=True) if pair != other]
+    new = [value for axis, value in apart if (axis, value) not in met]
+    return 2 if not new else int(all(isinstance(value, int) for value in new)), len(apart)
 
 
 def _line(cell: Cell, stage: Stage, number: int, outcome: Outcome) -> str:
