@@ -33,7 +33,7 @@ Usage:
   ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
   ortlaunch export verify DIR         compare a device's artifacts with PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side; which ones and where to: --sweep SWEEP
-                                      --tag KEY=VALUE  --html FILE  --png FILE  --log
+                                      --tag KEY=VALUE  --metric NAME:max  --html FILE
   ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
   ortlaunch sync RUN ...              send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
