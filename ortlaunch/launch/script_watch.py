@@ -28,7 +28,7 @@ from ortlaunch.run.run import Run, Stopped
 
 _POLL_SECONDS = 0.25
 _SAMPLE_SECONDS = 2.0
-_IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.2
+_IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.05
 """A worker that uses less of a core than this share, and this much more, does nothing but wait."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to write its stacks."""
