@@ -257,7 +257,7 @@ def no_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--"], ["--: no such option"]),
+        (["--"], ["--: no script follows"]),
         (["=5"], ["=5: keys are given as KEY=VALUE"]),
         (["-sc"], ["--shell-completion", "query=SHELL"]),
         (["-sc", "query=bash"], ["COMP_LINE"]),

@@ -28,7 +28,7 @@ from ortlaunch.run.run import Run, Stopped
 
 _POLL_SECONDS = 0.25
 _SAMPLE_SECONDS = 2.0
-_IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.2
+_IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.05
 """A worker that uses less of a core than this share, and this much more, does nothing but wait."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to write its stacks."""
@@ -157,7 +157,7 @@ class ScriptWatch:
     def _work(self) -> None:
         while not self._done.wait(_POLL_SECONDS):
             # Nothing that fails here may end the script: a folder that is gone, a process that has ended.
-            with suppress(OSError, psutil.Error):
+            with suppress(Exception):
                 self._clock.tick()
                 self._look()
 
@@ -195,6 +195,9 @@ class ScriptWatch:
     def _stop(self, now: float) -> None:
         """Hands a request to stop on to the workers, to each once, and ends those that do not follow it."""
         if self._asked is None and not self._run.stop_file.exists() and not self._run.stopped_file.exists():
+            return
+        # It comes too late for workers that have ended.
+        if self._ranks and not self._workers:
             return
         if self._asked is None:
             self._asked = now
@@ -240,7 +243,8 @@ class ScriptWatch:
         """Shows on the terminal what the first worker has printed since the last call."""
         log = self._run.rank_log(0)
         new = size_of(log) - self._shown
-        if new <= 0 or (self._workers and self._node):
+        # A script that ends at once may never have been seen.
+        if new <= 0 or not (0 in self._ranks or (self._done.is_set() and not self._ranks)):
             return
         with suppress(OSError):
             if new > _MOST_SHOWN:

@@ -286,7 +286,8 @@ class Script:
         shown = dict(settings["script"])
         words = Script(_with_public(self.config, shown)).words()
         script = {key: value for key, value in shown.items() if key not in ("command", "params")}
-        return {**settings, "script": {**script, "file": _file(words)}, "args": arguments_of(_arguments(words))}
+        args = arguments_of(_arguments(words))
+        return {**settings, "script": {**script, "file": _file(words)}, **({"args": args} if args else {})}
 
     def tags(self) -> dict[str, str]:
         """See `Work.tags`."""
@@ -336,6 +337,8 @@ class Script:
             raise RequestError(f"{words[0]} is a folder: give a Python file in it, or -m and a module")
         if same_system and not path.exists():
             raise RequestError(f"{words[0]}: no such file (started in {self._script.folder})")
+        if same_system and not os.access(path, os.R_OK):
+            raise RequestError(f"{words[0]}: it may not be read by this user")
         if path.suffix != ".py":
             raise RequestError(
                 f"{words[0]}: no Python file: its name must end in .py (a program of another kind can be started by a "

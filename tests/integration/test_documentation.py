@@ -148,6 +148,7 @@ def _steps_taken(run_dir: Path) -> int:
 @pytest.mark.parametrize(("page", "made"), [("README.md", ["weights"]), ("docs/guide.md", ["weights", "phone"])])
 def test_every_command_works(launch, tmp_path: Path, page: str, made: list[str]) -> None:
     (tmp_path / "corpus.txt").write_text("In the beginning was the word. " * 500)
+    (tmp_path / "train.py").write_text("print('a script of their own')")
     done: set[str] = set()
     for command in commands(page):
         program, *words = shlex.split(command)
@@ -163,7 +164,7 @@ def test_every_command_works(launch, tmp_path: Path, page: str, made: list[str])
             words[-1] = "train.steps=3"
         elif words[0] == "bench":
             words = ["bench", *(re.sub("^repeat=.*", "repeat=1", word) for word in shortened(words[1:]))]
-        elif trains(words):
+        elif trains(words) and "--" not in words:
             words = shortened(words)
         elif "launcher.dry_run=true" in words:
             words.append("device=cpu")
@@ -171,3 +172,18 @@ def test_every_command_works(launch, tmp_path: Path, page: str, made: list[str])
         assert result.returncode == 0, f"{command}\n{words}\n{result.report}"
         assert result.stdout.strip(), command
     assert all((tmp_path / name).is_dir() for name in made)
+
+
+@pytest.mark.nightly
+def test_the_page_on_scripts_can_be_followed(launch, tmp_path: Path) -> None:
+    """Its script, and every command of its second block, in order."""
+    for name, text in files("docs/script.md").items():
+        (tmp_path / name).write_text(text)
+    followed = [words for words in map(shlex.split, commands("docs/script.md")) if "hello" in " ".join(words)]
+    assert len(followed) == 4
+    for words in [*followed, ["ortlaunch", "jobs"], ["ortlaunch", "compare"]]:
+        result = launch(tmp_path, *words[1:])
+        assert result.returncode == 0, f"{words}\n{result.report}"
+    # Two runs of one learning rate are repeats of each other.
+    assert result.stdout.count("FINISHED") == 2
+    assert all(value in result.stdout for value in ("args.lr", "0.1", "0.3"))

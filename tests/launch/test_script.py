@@ -217,13 +217,15 @@ def test_a_worker_that_prints_or_computes_does_not_hang(watched: Watched, busy: 
     assert watched.run.is_done()
 
 
-def test_memory_and_load_are_journalled(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_load_are_journalled(watched: Watched) -> None:
     samples = Samples(watched.run)
-    code = "import time\nkept = bytearray(200 << 20)\nprint('up')\nend = time.time() + 2\nwhile time.time() < end: pass"
+    go = watched.folder / "go"
+    code = f"import os\nkept = bytearray(200 << 20)\nprint('up')\nwhile not os.path.exists({str(go)!r}): pass"
     watch = watched.start(code)
-    until(lambda: [beat for beat in map(watched.run.beat, range(2)) if beat.get("rss_gib", 0) > 0.19])
+    until(lambda: all(watched.run.beat(rank).get("rss_gib", 0) > 0.19 for rank in range(2)))
     samples._looked = 0.0
     samples.look()
+    go.touch()
     assert watched.codes() == [0, 0]
     watch.end(in_order=True)
     samples.journal()
