@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
         what = f"{arguments[0]}: no such export; there are" if arguments else "say what to export"
         raise RequestError(
             f"export: {what}: ortlaunch export {' | '.join(_VERBS)} (ortlaunch export --help); "
-            "a run's weights: ortlaunch export weights RUN [--out FOLDER]"
+            "a run's weights: ortlaunch export weights RUN [--best] [--out FOLDER]"
         )
     verb = _VERBS[arguments[0]]
     if verb.help and {"-h", "--help"} & set(arguments[1:]):

@@ -1,4 +1,4 @@
-"""`ortlaunch export weights RUN_DIR [--out FOLDER]`: a run's weights in plain names, from its newest checkpoint."""
+"""`ortlaunch export weights RUN [--best] [--out FOLDER]`: weights in plain names, of the newest or best checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def export_weights(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     given = run_or_folder(options.run)
-    checkpoint = _checkpoint(given)
+    checkpoint = _best(given) if options.best else _checkpoint(given)
     # The path is resolved first: checkpoints/step-… is inside the run folder, but the link `latest` may not be.
     run_dir = checkpoint.parents[1]
     # The run's configuration names the model's code, which is imported to build it.
@@ -59,8 +59,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortlaunch export weights", description="Write a run's weights as safetensors, in the model's own names."
     )
     parser.add_argument("run", metavar="RUN", help=f"{HELP}; or a checkpoint in a run folder")
+    parser.add_argument("--best", action="store_true", help="of the checkpoint with the best evaluation (train.best)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: weights/ in the run folder)")
     return parser
+
+
+def _best(given: Path) -> Path:
+    link = Run(given).checkpoints / "best"
+    if not link.exists():
+        raise RequestError(f"{given}: no checkpoint in it has an evaluation: set train.eval_every, or leave out --best")
+    return _checkpoint(link)
 
 
 def _checkpoint(given: Path) -> Path:

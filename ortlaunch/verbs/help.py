@@ -29,7 +29,7 @@ Usage:
   ortlaunch logs RUN [-f]             what its workers printed, over all attempts
   ortlaunch cancel RUN [--now]        end it, with a checkpoint unless --now is given
   ortlaunch resume RUN [KEY=VALUE ...]   continue a run that was stopped or has failed, in its folder
-  ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
+  ortlaunch export weights RUN [--best]   its weights as safetensors, in the model's own names
   ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
   ortlaunch export verify DIR         compare a device's artifacts with PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side; which ones and where to: --sweep SWEEP

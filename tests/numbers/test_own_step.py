@@ -14,6 +14,7 @@ from torch.nn import functional
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.data.loader import build_loader
+from ortlaunch.export.run_weights import export_weights
 from tests.support.referee import course_of, difference, replayed
 
 MINE = '''
@@ -251,7 +252,7 @@ def test_a_hook_stops_the_run_with_a_checkpoint(trained):
     assert (run.run_dir / "checkpoints" / f"step-{stopped['step']:08d}").is_dir()
 
 
-def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained):
+def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained, tmp_path, monkeypatch, capsys):
     words = ("train.best=eval/length:max", "train.patience=2", "train.steps=60", "train.checkpoint_every=1000")
     run = trained(*EVALUATED, *words, "train.eval_every=2", "optimizer.lr=0.3", "optimizer=sgd")
     assert run.status == "FINISHED", run.report
@@ -260,6 +261,9 @@ def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained
     assert len(lengths) == best + 3 or len(lengths) == 30
     link = (run.run_dir / "checkpoints" / "best").readlink()
     assert link.name == f"step-{2 * (best + 1):08d}"
+    monkeypatch.chdir(tmp_path)
+    assert export_weights([str(run.run_dir), "--best", "--out", str(tmp_path / "best")]) == 0
+    assert f"after step {2 * (best + 1)}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
