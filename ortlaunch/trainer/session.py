@@ -128,6 +128,7 @@ class Session:
             recorder: counts and journals.
         """
         self._built, self._feed, self.recorder = built, feed, recorder
+        self.step = self.start.step
         self.engine.forward_done = recorder.own_time.end
         self._saver = Saver(
             store.Store(
