@@ -35,7 +35,7 @@ LAYERS = (
     ("ortlaunch.compose",),
     ("ortlaunch.launch",),
     ("ortlaunch.worker",),
-    ("ortlaunch.trainer",),
+    ("ortlaunch.trainer", "ortlaunch.hooks"),
     ("ortlaunch.tracking",),
     ("ortlaunch.ort",),
     ("ortlaunch.metrics",),

@@ -37,6 +37,7 @@ def page() -> str:
     """The whole page, in Markdown."""
     parts = [_INTRO, "## The run\n", _table(schema.Config, "")]
     parts += ["## train\n", _table(schema.TrainConfig, "train.")]
+    parts += ["## eval\n", _table(schema.EvalConfig, "eval.")]
     parts += ["## model\n", _options_of_models(), _table(schema.ModelConfig, "model.")]
     for group, options in schema.GROUPS.items():
         chosen = f"+{group}" if group in schema.OPTIONAL_GROUPS else group

@@ -18,7 +18,7 @@ from ortlaunch.config.synonyms import KEYS
 
 ELSEWHERE = {
     "transformers": "learning_rate=optimizer.lr per_device_train_batch_size=train.batch_size "
-    "num_train_epochs=train.steps "
+    "num_train_epochs=train.epochs "
     "max_steps=train.steps gradient_accumulation_steps=train.grad_accumulation max_grad_norm=train.clip_grad_norm "
     "logging_steps=train.log_every eval_steps=train.eval_every save_steps=train.checkpoint_every "
     "save_total_limit=train.keep_checkpoints output_dir=run_root run_name=name warmup_steps=scheduler.warmup_steps "
@@ -28,7 +28,7 @@ ELSEWHERE = {
     "resume_from_checkpoint=train.resume torch_compile=backend=compile ddp_timeout=trainer.timeout_seconds "
     "ddp_bucket_cap_mb=trainer.bucket_cap_mb ddp_find_unused_parameters=trainer.find_unused_parameters "
     "model_name_or_path=model.params.pretrained full_determinism=train.deterministic use_cpu=device=cpu",
-    "Lightning": "max_epochs=train.steps accumulate_grad_batches=train.grad_accumulation "
+    "Lightning": "max_epochs=train.epochs accumulate_grad_batches=train.grad_accumulation "
     "devices=launcher.workers_per_node "
     "num_nodes=launcher.nodes precision=train.precision gradient_clip_val=train.clip_grad_norm strategy=trainer "
     "log_every_n_steps=train.log_every val_check_interval=train.eval_every default_root_dir=run_root "
@@ -48,7 +48,7 @@ ELSEWHERE = {
     "ntasks_per_node=launcher.workers_per_node "
     "launcher.cpus_per_task=launcher.cpus_per_node queue=launcher.partition job_name=name",
     "this": "launcher.workers=launcher.workers_per_node launcher.gpus=launcher.workers_per_node lr=optimizer.lr "
-    "train.lr=optimizer.lr batch_size=train.batch_size data.batch_size=train.batch_size epochs=train.steps "
+    "train.lr=optimizer.lr batch_size=train.batch_size data.batch_size=train.batch_size epochs=train.epochs "
     "gpus=launcher.workers_per_node log_interval=train.log_every trainer.steps=train.steps train_steps=train.steps "
     "maxSteps=train.steps optimizer_name=optimizer model.n_layer=model.params.n_layer train.seed=seed "
     "data_path=data.path "
@@ -58,14 +58,13 @@ ELSEWHERE = {
 }
 """What users of other tools type, and the key that they mean; written without a look at the table of synonyms."""
 ABSENT = (
-    *("dropout", "hidden_size", "foo", "train.foo", "train.shuffle", "patience", "early_stopping", "label_smoothing"),
+    *("dropout", "hidden_size", "foo", "train.foo", "train.shuffle", "early_stopping", "label_smoothing"),
     *("tensor_parallel", "wandb", "optimizer.nesterov", "trainer.fsdp", "launcher.hostfile", "data.pin_memory"),
     *(
         "data.prefetch",
         "backend.opset",
         "temperature",
         "loss",
-        "metrics",
         "num_layers",
         "group_by_length",
         "train.every",
@@ -147,7 +146,7 @@ def test_the_table_names_keys_that_exist_and_no_others() -> None:
         ("optimizer.nesterov=true", "optimizer.nesterov: no such key (all keys: ortlaunch --cfg job)"),
         ("+train.stpes=3", "train.stpes: no such key. Did you mean train.steps?"),
         ("+launcher.gpus_per_node=3", "launcher.gpus_per_node: the chosen launcher has no such key; it belongs to"),
-        ("+epochs=3", "epochs: no such key. Did you mean train.steps?"),
+        ("+epochs=3", "epochs: no such key. Did you mean train.epochs?"),
         ("backend=onnxruntime", "backend=onnxruntime: no such option. Did you mean backend=ort?"),
         ("backend=inductor", "Did you mean backend=compile?"),
     ],
