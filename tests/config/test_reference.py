@@ -13,7 +13,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_it_has_every_key_and_each_is_explained() -> None:
     text = page()
-    nodes = {*GROUPS, "train", "model", "backend.debug", "launcher.container", "script"}
+    nodes = {*GROUPS, "train", "eval", "model", "backend.debug", "launcher.container", "script"}
     named = {f"{group}.name" for group in (*GROUPS, "model")}
     for key in set(known_keys()) - nodes - named:
         rows = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
