@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ortlaunch.base.processes import die_with_parent
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, Stopped
 
 
 def main() -> None:
@@ -79,9 +79,11 @@ def _become(run: Run, rank: int, folder: str, command: list[str]) -> NoReturn:
         from ortlaunch.run.attempt import header
 
         print(header(), flush=True)
-    if run.stop_word() is not None:
+    if (word := run.stop_word()) is not None or run.stopped_file.exists():
         # torchrun starts the workers of a run again that have ended by the signal.
         print("the run was asked to stop before the script began", flush=True)
+        if word is not None:
+            run.note_stopped(Stopped(0, "", word or "signal"))
         sys.exit(0)
     try:
         run.checkpoints.mkdir(exist_ok=True)

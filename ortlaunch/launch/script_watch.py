@@ -141,7 +141,7 @@ class ScriptWatch:
             if self._asked is not None:
                 if self._node == 0:
                     self._run.note_stopped(Stopped(0, "", self._run.stop_word() or "signal"))
-            elif in_order:
+            elif in_order and not self._run.stopped_file.exists():
                 self._note_done()
 
     def _note_done(self) -> None:

@@ -187,6 +187,19 @@ def test_a_request_to_stop_reaches_each_worker_once_as_its_signal(
     assert watched.run.beating_ranks() == []
 
 
+def test_a_worker_that_starts_after_the_request_does_not_begin(watched: Watched) -> None:
+    watched.run.ask_to_stop("cancel")
+    for rank in range(2):
+        words = [str(watched.folder), str(watched.folder), sys.executable, "-c", "print('begun')"]
+        worker = [sys.executable, "-m", "ortlaunch.worker", *words]
+        assert subprocess.run(worker, env={**os.environ, "RANK": str(rank)}, check=False, timeout=60).returncode == 0
+        assert watched.run.rank_log(rank).read_text() == "the run was asked to stop before the script began\n"
+    watch = ScriptWatch(watched.run)
+    watch.start()
+    watch.end(in_order=True)
+    assert (watched.run.stopped().reason, watched.run.is_done()) == ("cancel", False)  # type: ignore[union-attr]
+
+
 def test_a_script_that_ignores_the_signal_is_ended_after_the_grace_period(watched: Watched) -> None:
     watch = watched.start(COUNTS.format("SIGTERM", "time.sleep(600)\ntime.sleep(600)"), grace_seconds=1)
     watched.run.ask_to_stop()
