@@ -33,7 +33,7 @@ def test_every_refusal_guesses_alike() -> None:
     for refused, right in (
         (lambda: dispatch(["bnech"]), "ortlaunch bench"),
         (lambda: compose(["trainer=dpd"]), "trainer=ddp"),
-        (lambda: compose(["+train.step=3"]), "train.steps"),
+        (lambda: compose(["+train.log_evry=3"]), "train.log_every"),
         (lambda: refuse_unknown(["dpd"], ["ddp", "fsdp"], "a model", "model.params"), "model.params.ddp"),
     ):
         with pytest.raises(RequestError) as caught:

@@ -124,8 +124,9 @@ def _read(folder: RunFolder) -> Record:
     if record.ended is None:
         _take_beat(run.beat(), record)
     steps = run.setting(STEPS_KEY)
-    counted = STEPS_TAG in record.state.tags or run.setting("train.epochs") or run.setting("train.tokens")
-    record.steps = steps if is_count(steps) and not counted else record.state.steps
+    # The record of a run in epochs or tokens has no steps until its workers have counted them.
+    by_workers = STEPS_TAG in record.state.tags or (record.state.attempts > 0 and record.state.steps is None)
+    record.steps = steps if is_count(steps) and not by_workers else record.state.steps
     return record
 
 

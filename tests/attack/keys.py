@@ -33,9 +33,8 @@ class Key:
 
 def all_keys() -> list[Key]:
     """The keys of the schema, of all options of all groups, and of the trackers."""
-    found = (
-        _keys_of(schema.Config, "") + _keys_of(schema.TrainConfig, "train.") + _keys_of(schema.ModelConfig, "model.")
-    )
+    nodes = {"": schema.Config, "train.": schema.TrainConfig, "eval.": schema.EvalConfig, "model.": schema.ModelConfig}
+    found = [key for prefix, node in nodes.items() for key in _keys_of(node, prefix)]
     for group, options in schema.GROUPS.items():
         for option, node in (launcher_schemas() if group == "launcher" else options).items():
             plus = "+" if group in schema.OPTIONAL_GROUPS else ""
@@ -52,6 +51,8 @@ def _keys_of(node: type[Any], prefix: str, chosen_by: tuple[str, ...] = ()) -> l
         hint = hints[one.name]
         if dataclasses.is_dataclass(hint) and prefix:
             found += _keys_of(typing.cast("type[Any]", hint), f"{prefix}{one.name}.", chosen_by)
+        elif typing.get_origin(hint) is list and dataclasses.is_dataclass(typing.get_args(hint)[0]):
+            found.append(Key(prefix + one.name, list[Any], Bounds(), chosen_by))
         elif not any(dataclasses.is_dataclass(part) for part in (hint, *typing.get_args(hint))):
             found.append(Key(prefix + one.name, hint, bounds_of(node, one.name) or Bounds(), chosen_by))
     return found
@@ -68,6 +69,8 @@ def _bad_values(hint: Any, key: Key) -> list[str]:
         # null is a value of all of these.
         return [value for value in _bad_values(parts[0], key) if value != "null"]
     if typing.get_origin(hint) is list:
+        if parts[0] is Any:
+            return ["[5]", "[[a]]", "[{a:1}]", "{a:1}"]
         inner = [f"[{value}]" for value in _bad_values(parts[0], key)] if parts[0] is not str else ["[{a:1}]", "[[a]]"]
         return [*inner, "{a:1}"]
     if typing.get_origin(hint) is dict:

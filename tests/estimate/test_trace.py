@@ -21,7 +21,10 @@ from ortlaunch.trainer.workers import Workers
 MIB = 2**20
 QUARTER = MIB // 4
 """Numbers in a MiB of fp32."""
-SHAPES = {"pixel_values": ((16, 1, 8, 8), torch.float32), "labels": ((16,), torch.int64)}
+SHAPES = {
+    "pixel_values": torch.empty(16, 1, 8, 8, device="meta"),
+    "labels": torch.empty(16, dtype=torch.int64, device="meta"),
+}
 PARAMETERS = 4 * 19_210
 
 
@@ -98,7 +101,7 @@ def test_weights_that_are_read_from_a_folder_are_parameters_and_not_activations(
             ]
         )
     )
-    shapes = dict.fromkeys(("input_ids", "labels"), ((2, 8), torch.int64))
+    shapes = dict.fromkeys(("input_ids", "labels"), torch.empty(2, 8, dtype=torch.int64, device="meta"))
     found = trace(config, Workers(0, 1, torch.device("cpu"), 1), shapes)
     buffers = sum(one.nbytes for one in model.buffers())
     assert (found.parts.parameters, found.parts.gradients) == (size + buffers, size)

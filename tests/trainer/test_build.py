@@ -97,7 +97,7 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data.image_size=9"], "(pixel_values 1x9x9): mat1 and mat2 shapes cannot be multiplied"),
+        (["data.image_size=9"], "labels (4,) int64): mat1 and mat2 shapes cannot be multiplied"),
         (["model=vit", "data.image_size=9"], "doesn't match model"),
         (["model=vit", "model.params.patch_size=16"], "model=vit cannot compute a sample of data=digits"),
         (["model=vit", "model.params.num_channels=3"], "model=vit cannot compute a sample of data=digits"),
