@@ -149,7 +149,7 @@ class Stream(IterableDataset[Any]):
             numbers = list(range(taken, taken + len(samples)))
             state = self._stream.state_dict() if keeps_state else None
             if not taken:
-                _check_state(state, self._origin)
+                check_state(state, self._origin)
             yield Read(samples, numbers, process=process, state=state, is_first=not taken)
             taken += len(samples)
 
@@ -199,8 +199,12 @@ def has_state(stream: Any) -> bool:
     return all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _check_state(state: Any, origin: str) -> None:
-    """Refuses a state that no checkpoint can hold."""
+def check_state(state: Any, origin: str) -> None:
+    """Refuses a state of the user's that no checkpoint can hold.
+
+    Raises:
+        RequestError: with what it may hold.
+    """
     file = BytesIO()
     try:
         torch.save(state, file)
@@ -209,7 +213,7 @@ def _check_state(state: Any, origin: str) -> None:
     except Exception as error:
         said = str(error).partition("\n")[0]
         raise RequestError(
-            f"{origin}: the state_dict of the stream holds what a checkpoint cannot: let it have numbers, texts, "
+            f"{origin}: its state_dict holds what a checkpoint cannot: let it have numbers, texts, "
             f"lists, dicts and tensors alone ({said})"
         ) from error
 

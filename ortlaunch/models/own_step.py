@@ -13,6 +13,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.targets import load_target
+from ortlaunch.data.reading import check_state
 from ortlaunch.models.task import Batch, Result, Task, make_task, scalar
 
 PREDS, TARGET = "preds", "target"
@@ -124,6 +125,8 @@ def load_own(key: str, target: str | None) -> Own | None:
         raise RequestError(f"{key}={target}: it must take two arguments, model and batch") from None
     except ValueError:  # Some callables that are written in C have no signature.
         pass
+    if hasattr(called, "state_dict"):
+        check_state(called.state_dict(), f"{key}={target}")
     return Own(key, target, called)
 
 

@@ -13,6 +13,7 @@ from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.own_code import users_place
 from ortlaunch.base.targets import check_arguments, load_target, with_arguments
 from ortlaunch.data.batch import Batch
+from ortlaunch.data.reading import check_state
 from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.session import Session
 
@@ -162,6 +163,8 @@ def own_hooks(entries: list[Any], session: Session, stored: Mapping[str, Any]) -
         hook = found(**arguments)
         if not any(callable(getattr(hook, name, None)) for name in _METHODS):
             raise RequestError(f"{where}: it has none of the methods {', '.join(_METHODS)}")
+        if hasattr(hook, "state_dict"):
+            check_state(hook.state_dict(), where)
         if target in stored and hasattr(hook, "load_state_dict"):
             hook.load_state_dict(stored[target])
         objects[target] = hook

@@ -111,6 +111,10 @@ class Fails:
 class Idle:
     pass
 
+class Odd(Notes):
+    def state_dict(self):
+        return {"steps": Idle()}
+
 def alone(model):
     return model
 
@@ -282,6 +286,7 @@ def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained
         (["train.eval_every=3", "train.step=mine:step", "eval.metrics=[accuracy]"], "let eval.step=module:function"),
         (["train.hooks=[mine:Idle]"], "train.hooks=mine:Idle: it has none of the methods start, step"),
         (["train.hooks=[{target: mine:Notes, ever: 3}]"], "train.hooks.ever"),
+        (["train.hooks=[{target: mine:Odd, every: 3}]"], "mine:Odd: its state_dict holds what a checkpoint cannot"),
     ],
 )
 def test_what_is_wrong_is_one_message_before_the_first_step(trained, words, said):
