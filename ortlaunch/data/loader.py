@@ -168,7 +168,8 @@ class Loader:
         """Digests of the first batch of each loader process, which stay; empty for data that are shared out here."""
         if self.is_numbered or not self._is_own or self.position != Position():
             return []
-        self._iterator = self._iterator or self._begun()
+        if self._iterator is None:
+            self._iterator = self._begun()
         with _one_message():
             self._ahead.extend(one for one in islice(self._iterator, max(1, self._loader.num_workers)) if one)
         return [one.digest for one in self._ahead if one.digest is not None]
