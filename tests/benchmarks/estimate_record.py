@@ -71,7 +71,11 @@ class Record:
 
     def setup(self) -> int:
         """The number of the present setup."""
-        facts = machine() | {"libc": " ".join(platform.libc_ver()), "commit": _commit(), "day": time.strftime("%Y-%m-%d")}
+        facts = machine() | {
+            "libc": " ".join(platform.libc_ver()),
+            "commit": _commit(),
+            "day": time.strftime("%Y-%m-%d"),
+        }
         with self._lock:
             if facts not in self.setups:
                 self.setups.append(facts)
