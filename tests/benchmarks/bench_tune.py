@@ -1,7 +1,7 @@
 """What `ortlaunch tune` finds: on the measured grids of `tune_grids`, and on made machines of 210 cells.
 
 ``python -m tests.benchmarks.bench_tune`` replays the search with the noise of real trials. Nothing is trained; a
-trial's seconds are only counted. ``ORTLAUNCH_TUNE_SEEDS`` (20) chooses how many seeds.
+trial's seconds are only counted. ``ORTLAUNCH_TUNE_SEEDS`` (100) chooses how many seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEAR = 0.97
 
 def main() -> None:
     """Prints the speed found, as a share of the best cell's."""
-    seeds = range(int(os.environ.get("ORTLAUNCH_TUNE_SEEDS", "20")))
+    seeds = range(int(os.environ.get("ORTLAUNCH_TUNE_SEEDS", "100")))
     shares: list[float] = []
     for name in GRIDS:
         grid = Grid.of(name)

@@ -45,7 +45,7 @@ def test_a_killed_tuning_goes_on_to_a_winner_whose_command_runs(launch, start, l
     assert json.loads(again.stdout) == result
     compared = launch(tmp_path, "compare", "--sweep", result["folder"])
     assert compared.returncode == 0, compared.report
-    assert "mlp-eager-single-w1-b4" in compared.stdout
+    assert "mlp-eager-ddp-w1-b4" in compared.stdout
     run = launch(tmp_path, *shlex.split(result["command"])[1:], "train.steps=5", "tracking=none")
     assert run.returncode == 0, run.report
     assert max(run.losses) == 5
