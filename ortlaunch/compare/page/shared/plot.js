@@ -109,8 +109,10 @@ export class Plot {
   }
 
   // The plot with its title and the names of its curves.
-  picture() {
+  async picture() {
     this.draw();
+    // uPlot draws what is new when the script has ended.
+    await new Promise(requestAnimationFrame);
     const plot = this.u.ctx.canvas;
     const scale = plot.width / this.u.width;
     const [head, line] = [28 * scale, 20 * scale];
@@ -138,9 +140,9 @@ export class Plot {
     return canvas;
   }
 
-  save() {
-    const name = `${this.title.replace(/[^\w.-]+/g, "-")}.png`;
-    element("a", { download: name, href: this.picture().toDataURL("image/png") }).click();
+  async save() {
+    const picture = await this.picture();
+    element("a", { download: `${this.title.replace(/[^\w.-]+/g, "-")}.png`, href: picture.toDataURL("image/png") }).click();
   }
 }
 
