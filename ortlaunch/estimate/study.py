@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
@@ -146,7 +146,6 @@ class Study:
     def _worker(self, rank: int, trace: Trace) -> dict[str, Any]:
         bands = self._bands(self._config, trace, is_first=rank == 0)
         phase, whole = self._whole(self._config, trace, is_first=rank == 0)
-        parts = trace.to_json()["parts"]
         eager = max(trace.phases_of(is_first=rank == 0), key=lambda name: trace.phases[name].tensors)
         use = trace.phases[eager]
         return {
@@ -155,7 +154,7 @@ class Study:
             "peak_phase": phase,
             "parts": {
                 "base_bytes": self._traces.base,
-                **{f"{name}_bytes": size for name, size in parts.items()},
+                **{f"{name}_bytes": size for name, size in asdict(trace.parts).items()},
                 "allocator_bytes": max(0, self._phase("eager", trace, eager).middle - self._traces.base - use.tensors),
             },
             "phases": {name: band.to_json() | self._traced(trace, name) for name, band in bands.items()},

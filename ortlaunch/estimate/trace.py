@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -81,10 +80,6 @@ class Trace:
             return [name for name in self.phases if name not in (OTHERS_CHECKPOINT, OTHERS_BESIDE)]
         without = {"end", *((CHECKPOINT, BESIDE) if OTHERS_CHECKPOINT in self.phases else ())}
         return [name for name in self.phases if name not in without]
-
-    def to_json(self) -> dict[str, Any]:
-        """The trace as plain values."""
-        return {"parts": asdict(self.parts), "phases": {name: asdict(use) for name, use in self.phases.items()}}
 
 
 def shapes_of(batch: Batch, batch_size: int) -> Shapes:
