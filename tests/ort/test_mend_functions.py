@@ -95,6 +95,103 @@ class Clamped(Function):
         return grad
 
 
+class Nearest(Function):
+    """Takes the nearest row of a table, and says which one it is, in the order in which they are not made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        which = torch.cdist(x, table).argmin(1)
+        ctx.save_for_backward(which, table)
+        ctx.mark_non_differentiable(which)
+        return table[which], which
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        which, table = ctx.saved_tensors
+        return grad, torch.zeros_like(table).index_add(0, which, grad)
+
+
+class Learned(Function):
+    """A step size that is learnt, with a constant beside it."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, step: torch.Tensor, most: int) -> torch.Tensor:
+        return (x / step).round().clamp(-most, most) * step
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        x, step, ctx.most = inputs
+        ctx.save_for_backward(x, step)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, step = ctx.saved_tensors
+        inside = ((x / step).abs() <= ctx.most).to(x.dtype)
+        return grad * inside, (((x / step).round() - x / step) * inside * grad).sum(), None
+
+
+class Noisy(Function):
+    """Draws random numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return -grad
+
+
+class InPlace(Function):
+    """Changes its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.round_()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class OfAnother(Function):
+    """Takes a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class Mixed(Function):
+    """Has two results with gradients of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sign(), x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return grad + other
+
+
+class Swapped(Function):
+    """Makes its results in another order than it returns them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x * 2, x + 1
+        return second, first
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return grad + 2 * other
+
+
 class WithoutFirst(Function):
     """Its backward counts on a first output that nothing uses."""
 
@@ -200,6 +297,11 @@ def beside_no_grad(function: Any) -> Any:
     return call
 
 
+def nearest(x: torch.Tensor) -> torch.Tensor:
+    rows, which = Nearest.apply(x, x[:2] * 2)
+    return rows * (1 + which[:, None])
+
+
 @torch.jit.script
 def scripted_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     y = x + bias
@@ -241,6 +343,7 @@ RIGHT = {
     "Identity of the input": lambda x: Identity.apply(x) * x,
     "Both": lambda x: torch.mul(*Both.apply(x, x.tanh())),
     "Switching": Switching.apply,
+    "Swapped": lambda x: torch.sub(*Swapped.apply(x)),
     "Sine under no_grad": beside_no_grad(Sine.apply),
     "Identity under no_grad": beside_no_grad(Identity.apply),
 }
@@ -253,7 +356,21 @@ DETACHING = {
     "Stopping": lambda x: Stopping.apply(x) * x,
 }
 REENTRANT = {"checkpoint": lambda x: checkpoint(lambda y: y.sin(), x, use_reentrant=True)}
-OF_THEIR_OWN = {"Rounded": Rounded.apply, "Reversed": Reversed.apply, "Scaled": Scaled.apply, "Clamped": Clamped.apply}
+OF_THEIR_OWN = {
+    "Rounded": Rounded.apply,
+    "Reversed": Reversed.apply,
+    "Clamped": Clamped.apply,
+    "Scaled": Scaled.apply,
+    "Nearest": nearest,
+    "Learned": lambda x: Learned.apply(x, x.abs().mean(), 2) + Learned.apply(x, x[0, 0], 3),
+    "Rounded under no_grad": beside_no_grad(Rounded.apply),
+}
+NO_CALLS = {
+    "Noisy": (Noisy.apply, "draws random numbers"),
+    "InPlace": (InPlace.apply, "changes its arguments"),
+    "OfAnother": (lambda x: OfAnother.apply(x, torch.round), "takes something else than tensors"),
+    "Mixed": (lambda x: torch.mul(*Mixed.apply(x)), "gives a gradient for several outputs"),
+}
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
@@ -313,25 +430,33 @@ def test_reentrant_checkpoints_train(assert_parity: Any) -> None:
     assert_parity(Net(REENTRANT["checkpoint"]), *batches())
 
 
-@pytest.mark.skipif(not RUNS_FUNCTIONS, reason="this torch cannot link the extension that runs Functions")
-# Scaled is missing: ORTModule takes no Function that inherits from another, and says so in an error of its own.
-@pytest.mark.parametrize("name", ["Rounded", "Reversed", "Clamped"])
-def test_functions_with_a_backward_of_their_own_train(assert_parity: Any, name: str) -> None:
-    assert_parity(Net(OF_THEIR_OWN[name]), *batches())
-
-
-@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
 @pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_functions_with_a_backward_of_their_own_are_refused_by_name(to_ort: Any, name: str) -> None:
+def test_functions_with_a_backward_of_their_own_train(assert_parity: Any, name: str) -> None:
+    if RUNS_FUNCTIONS and name not in ("Rounded", "Reversed", "Clamped"):
+        pytest.skip("ORTModule takes no Function that inherits from another, and gives gradients under no_grad")
     original = Function.apply.__func__
-    with pytest.raises(RequestError, match=rf"{__name__}\.{name} .*test_mend_functions\.py:\d+.*backend=eager"):
-        to_ort(Net(OF_THEIR_OWN[name]))(torch.rand(3, 4))
+    assert_parity(Net(OF_THEIR_OWN[name]), *batches())
     # Nothing of the search stays behind.
     assert Function.apply.__func__ is original
     assert "forward" not in Scaled.__dict__
     x = torch.ones(2, requires_grad=True)
     Scaled.apply(x).sum().backward()
     assert x.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+@pytest.mark.parametrize("name", NO_CALLS)
+def test_functions_that_a_graph_cannot_call_are_refused_by_name(to_ort: Any, name: str) -> None:
+    function, why = NO_CALLS[name]
+    with pytest.raises(RequestError, match=rf"{__name__}\.{name} .*test_mend_functions\.py:\d+.*{why}.*backend=eager"):
+        to_ort(Net(function))(torch.rand(3, 4))
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+def test_a_graph_that_calls_a_function_is_kept_for_no_other_process(to_ort: Any) -> None:
+    ort = to_ort(Net(Rounded.apply), OrtConfig(export_cache=True))
+    ort(torch.rand(3, 4))
+    assert session.export_origins(ort) == ["not stored: the graph calls a custom autograd.Function of this process"]
 
 
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
@@ -355,13 +480,13 @@ def test_functions_of_ortmodules_subscribers_are_refused_by_name(to_ort: Any, tm
 
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
 def test_with_fallback_allowed_pytorch_runs_them(to_ort: Any) -> None:
-    eager = Net(Reversed.apply)
+    eager = Net(lambda x: torch.mul(*Mixed.apply(x)))
     ort, x = to_ort(eager, OrtConfig(fallback=Fallback.warn)), torch.rand(3, 4)
     for model in (eager, ort):
         model(x).square().sum().backward()
     torch.testing.assert_close(ort.first.weight.grad, eager.first.weight.grad)
     assert not session.is_active(ort)
-    assert "Reversed" in session.fallback_reason(ort)
+    assert "Mixed" in session.fallback_reason(ort)
 
 
 def test_a_function_behind_frozen_inputs_needs_no_gradient(assert_parity: Any) -> None:

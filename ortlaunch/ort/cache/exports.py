@@ -37,6 +37,7 @@ from ortlaunch.ort import extension
 from ortlaunch.ort.cache import executed, sealed, shaped, torch_state, untraced
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
+from ortlaunch.ort.mends import functions
 from ortlaunch.ort.verify import value_reads
 
 _KEPT = 100
@@ -206,7 +207,7 @@ def _why_not(
     for name, described in facts["model"]["reached"].items():
         if export_key.changed(described, after["reached"].get(name)):
             return f"the export changes what {name} reads"
-    if any(node.op_type == "PythonOp" for node in graph.graph.node):
+    if functions.are_called() or any(node.op_type == "PythonOp" for node in graph.graph.node):
         return "the graph calls a custom autograd.Function of this process"
     return None
 

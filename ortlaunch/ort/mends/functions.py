@@ -1,10 +1,10 @@
-"""Refuses custom ``autograd.Function`` classes that ORTModule would train wrongly.
+"""Keeps the backward of custom ``autograd.Function`` classes, or refuses those that ORTModule would train wrongly.
 
 ORTModule's own support for them needs an extension that newer torch versions cannot link. There the exporter writes the
 operators of a Function's forward into the graph, and ONNX Runtime differentiates those. A backward of its own, as in a
 straight-through estimator or a gradient reversal, would be lost silently. So every Function that the model calls is
-tested before the export. If its backward and the derivative of its forward's operators give the same gradients, it is
-accepted; otherwise the model is refused with the Function's name.
+tested before the export. If its backward and the derivative of its forward's operators give the same gradients, these
+operators are exported. Otherwise the graph calls the Function (`function_calls`), or the model is refused by its name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
 from ortlaunch.ort import compat
+from ortlaunch.ort.mends import function_calls
 from ortlaunch.ort.refusal import refusal
 
 DETACH = (Tensor.detach, torch.detach)
@@ -40,8 +41,15 @@ _RECORDING = "onnxruntime.training.utils.hooks."
 
 _running: list[type[Function]] = []
 """Functions whose forward is running inside `watched`."""
+_called: set[type[Function]] = set()
+"""Functions that the trace takes for operators of their own."""
 _passing: dict[type[Function], bool] = {}
 """Whether gradients pass `detach` in the forwards of the Functions that were tested."""
+
+
+def are_called() -> bool:
+    """Whether the last export has operators that this process has made of Functions."""
+    return bool(_called)
 
 
 def is_running() -> bool:
@@ -59,6 +67,7 @@ def watched() -> Iterator[None]:
     """Raises at the call of a Function whose backward would be lost, with its name and the line of the call."""
     refuses = not compat.supports_custom_autograd()
     _passing.clear()
+    _called.clear()
     with contextlib.ExitStack() as stack:
         for cls in set(_subclasses(Function)):
             # The forward is replaced and not `apply`, which models may bind to another name: `reverse = Reverse.apply`.
@@ -98,13 +107,26 @@ def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -
         _running.append(cls)
         try:
             inputs = args[1:] if _takes_context(cls) else args
-            if not is_trusted and not torch._C._get_tracing_state():
+            if torch._C._get_tracing_state():
+                called = function_calls.traced(cls, inputs) if cls in _called else forward(*args, **kwargs)
+                return _in_order(called, inputs) if refuses else called
+            if not is_trusted and cls not in _called:
                 _require_agreement(cls, forward, inputs, name)
             return forward(*args, **kwargs)
         finally:
             _running.pop()
 
     return watching
+
+
+def _in_order(results: Any, inputs: tuple[Any, ...]) -> Any:
+    """Traces the results of a Function in their order; the exporter takes them in the order in which they were made."""
+    if not isinstance(results, tuple):
+        return results
+    return tuple(
+        one.view_as(one) if isinstance(one, Tensor) and not any(one is given for given in inputs) else one
+        for one in results
+    )
 
 
 class _BackwardError(Exception):
@@ -114,7 +136,10 @@ class _BackwardError(Exception):
 def _require_agreement(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...], name: str) -> None:
     try:
         if not _agrees(cls, forward, inputs):
-            raise refusal(_message(name, "is not the derivative of its forward's operators"))
+            reason = function_calls.why_not(cls, inputs)
+            if reason is not None:
+                raise refusal(_message(name, f"is not the derivative of its forward's operators, and which {reason}"))
+            _called.add(cls)
     except _BackwardError as failed:
         error = failed.__cause__
         told = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")

@@ -169,7 +169,8 @@ def _names() -> tuple[str, ...]:
 
 def _operator(name: str, overload: str) -> Any | None:
     """Returns an operator of torch; None for one that only TorchScript has."""
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    namespace, _, name = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
     return getattr(packet, overload or "default", None)
 
 
