@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-overhead bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-jobs bench-serve bench-tune coverage docs docs-pictures docs-reference run test test-drawn test-numbers test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-exchange bench-limit bench-checkpoint bench-tracking docs-families docs-precision install clean check-layers check-style check-types gpu-bundle test-neighbours
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -154,14 +154,6 @@ bench-limit: $(INSTALLED)
 bench-exchange: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_exchange $(ARGS)
 
-## bench-guards: what the guards of backend=ort cost, in steps of training: check at the start, decisions, comparisons
-bench-guards: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_guards
-
-## bench-overhead: step time with each watch that is on by default over that without it, in one run; tokens/s of 1 and 2 workers
-bench-overhead: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
-
 ## bench-estimate: memory that ortlaunch estimate predicts beside what training takes, of 200 drawn configurations, as kept; ARGS=measure goes on
 bench-estimate: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_estimate $(ARGS)
@@ -169,10 +161,6 @@ bench-estimate: $(INSTALLED)
 ## bench-tune: ortlaunch tune replayed on the measured grids of models, and on simulated machines of 210 cells
 bench-tune: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune
-
-## bench-malloc: step time with glibc's threshold for mappings pinned, and with launcher.allocator=keep, over that with what it comes to by itself
-bench-malloc: $(INSTALLED)
-	$(BIN)/python -m tests.benchmarks.bench_malloc
 
 ## bench-checkpoint: how long training waits for a checkpoint, asynchronous over synchronous
 bench-checkpoint: $(INSTALLED)
