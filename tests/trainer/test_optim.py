@@ -199,6 +199,7 @@ def test_matrices_by_muon_and_the_rest_by_adamw_are_what_torch_has_with_two_opti
                 optimizer.zero_grad()
     for one, exact, other in zip(model.parameters(), copy.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, exact) and torch.equal(one, other)
+    assert all(set(one.state) == set(net.parameters()) for one, net in ((ours, model), (second, resumed)))
 
 
 class Plain(torch.optim.Optimizer):
