@@ -97,7 +97,7 @@ KEYS = {
     "structure": "status problems parameters buffers unregistered inputs outputs",
     "export": "status succeeded seconds error unsupported_operators tracer_warnings probes comparable refused",
     "export.tracer_warnings.0": "location statement message effect",
-    "export.probes.0": "kind shape differs output error message",
+    "export.probes.0": "kind shape differs output error message own_graph",
     "parity": "status error steps loss outputs gradients parameters buffers stale_buffers",
     "parity.gradients": "count largest_error largest tolerance differing from_exact eager_from_exact dtypes",
     "randomness": "status problems expected active_in_train differs_per_step differs_per_rank off_in_eval "
