@@ -8,7 +8,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.scores import Wanted
-from ortlaunch.data.batch import Batch, cloned, moved
+from ortlaunch.data.batch import Batch, cloned, moved, part
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.models.items import Items, items_of
 from ortlaunch.models.modes import evaluation, untouched
@@ -114,9 +114,10 @@ class Evaluation:
 
 
 def first_result(model: torch.nn.Module, task: Task, batch: Batch) -> Result:
-    """What the evaluation of a batch returns, of the plain model on the CPU; it is not changed."""
+    """What an evaluation returns for two samples of a batch, of the plain model on the CPU; it is not changed."""
+    few = part(batch, 0, 2)
     with untouched(model), evaluation(model), torch.no_grad(), task.kept():
-        return task.evaluate(model, cloned(batch))
+        return task.evaluate(model, cloned(batch if few is None else few))
 
 
 def scores_of(metrics: list[Wanted], first: Result, workers: Workers, *, of_model: bool) -> tuple[Scores, list[str]]:
