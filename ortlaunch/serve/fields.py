@@ -22,7 +22,7 @@ from ortlaunch.config.bounds import Bounds, bounds_of
 from ortlaunch.config.default_options import default_options
 from ortlaunch.config.keys import schemas_of
 from ortlaunch.config.paths import conf_dir, group_options, headline, ready_jobs, slurm_profiles
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, TrainConfig
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, EvalConfig, ModelConfig, TrainConfig
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.texts import texts_of
 
@@ -175,6 +175,7 @@ def _all() -> Iterator[Field]:
     yield from _choices()
     yield from _of_node(Config, "", "run", None)
     yield from _of_node(TrainConfig, "train.", "train", None)
+    yield from _of_node(EvalConfig, "eval.", "train", None)
     yield from _of_node(ModelConfig, "model.", "model", None)
     for option in group_options("model"):
         yield from _of_model(option)

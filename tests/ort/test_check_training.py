@@ -946,12 +946,15 @@ class DropsOutByBuffer(Net):
         return functional.dropout(hidden, (self.get_buffer("count") / 20).clamp(max=0.5).item(), self.training)
 
 
-def test_a_rate_of_dropout_that_a_size_decides_is_compared() -> None:
+def test_a_size_that_decides_the_rate_of_a_dropout_has_a_graph_of_its_own() -> None:
     data = drawn()
     course = Course(DropsOutBySize(), data)
     assert course.compares(rows(data[0], 13))
-    with pytest.raises(RequestError, match=r"the rate of a dropout is 0\.5 in PyTorch and 0\.1 in ONNX Runtime"):
-        course.compares(rows(data[0], 16))
+    assert max(session.traced_rates(course._wrapped)) == pytest.approx(0.1)
+    assert course.compares(rows(data[0], 16))
+    assert max(session.traced_rates(course._wrapped)) == 0.5
+    course.compares(rows(data[0], 13))
+    assert max(session.traced_rates(course._wrapped)) == pytest.approx(0.1)
 
 
 def test_a_rate_of_dropout_that_a_buffer_decides_is_compared() -> None:

@@ -167,7 +167,10 @@ def test_every_key_of_the_schema_is_a_field_or_was_left_out_on_purpose() -> None
     groups = {key for key in known_keys() if any(other.startswith(f"{key}.") for other in known_keys())}
     left_out = {key for key in known_keys() if key not in fields and key not in groups}
     names = {key for key in left_out if key.endswith(".name") and key != "name"}
-    lists = {"model.params", "backend.allow", "profile.ranks", "trainer.config"}
+    lists = {"model.params", "backend.allow", "profile.ranks", "trainer.config", "data.params", "optimizer.params"}
+    lists |= {"scheduler.params", "optimizer.groups", "train.hooks", "eval.metrics"}
+    # The service starts no scripts.
+    lists |= {key for key in left_out if key.startswith("script.")}
     never = {"run_root", "trackers", "tracking.uri", "tracking.artifacts", "launcher.extra", "launcher.srun_extra"}
     never |= {"launcher.env", "launcher.dry_run", "launcher.run", "launcher.node_rank"}
     never |= {"launcher.master_addr", "launcher.master_port"}
@@ -180,7 +183,9 @@ def test_fields_have_what_a_form_needs() -> None:
     by_key = {one.key: one.as_dict() for one in fields_of(chosen)}
     assert by_key["train.steps"]["type"] == "integer"
     assert (by_key["train.steps"]["default"], by_key["train.steps"]["least"]) == (100, 1)
-    assert by_key["train.steps"]["meaning"] == "Number of optimizer steps of the run."
+    assert by_key["train.steps"]["meaning"] == (
+        "Number of optimizer steps of the run, where neither `epochs` nor `tokens` says how long it is."
+    )
     assert by_key["train.precision"]["choices"] == ["fp32", "bf16", "fp16"]
     assert by_key["trainer.zero_stage"]["most"] == 3
     assert by_key["model.params.hidden_dim"]["default"] == 256
