@@ -15,8 +15,8 @@ from ortlaunch.trainer.session import Session
 from ortlaunch.trainer.workers import values_of_all
 
 _UNKNOWN = (
-    "the loss of this model is no mean over samples or over labels other than -100, so each micro-batch weighs the "
-    "same, and what is trained depends on train.batch_size, train.grad_accumulation and the workers: let "
+    "the loss of this model is no mean over samples or over labels other than -100, so each micro-batch weighs by its "
+    "samples, and what is trained depends on train.batch_size, train.grad_accumulation and the workers: let "
     "train.items=module:function return how many items a batch's loss is a mean over"
 )
 
