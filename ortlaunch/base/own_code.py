@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import sysconfig
+import traceback
 from pathlib import Path
 
 _FATAL = "Fatal Python error: "
@@ -69,6 +70,12 @@ def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]
     thread = report.partition("(most recent call first):\n")[2].partition("\n\n")[0]
     found = map(_FRAME.match, thread.splitlines())
     return [(frame["file"], int(frame["line"]), frame["name"]) for frame in found if frame], before
+
+
+def place_of(error: BaseException) -> str:
+    """Returns the innermost line of the user's own code that an error came through, as `users_place`."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return users_place([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
 
 
 def users_place(frames: list[tuple[str, int, str]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.own_code import users_place
+from ortlaunch.base.own_code import place_of
 from ortlaunch.data.batch import Batch, UnlikeError, digest, mapped
 from ortlaunch.data.position import Position
 from ortlaunch.data.source import Share, Source
@@ -226,8 +225,7 @@ def explained(doing: str) -> Iterator[None]:
     except (RequestError, UnlikeError, MemoryError):
         raise
     except Exception as error:
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        place = users_place([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+        place = place_of(error)
         # A file system that fails for a while is no fault of the request.
         if not place or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
             raise

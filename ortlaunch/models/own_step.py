@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,17 +144,8 @@ def make_step(model: torch.nn.Module, batch: Batch, train: str | None, evaluatio
     """
     if train is None and evaluation is None:
         return make_task(model, batch)
-    own = OwnStep(training=load_own("train.step", train), evaluation=load_own("eval.step", evaluation))
-    if train is not None:
-        return own
-    plain = make_task(model, batch)
-    return replace(
-        own,
-        by_name=plain.by_name,
-        by_position=plain.by_position,
-        as_one=plain.as_one,
-        makes_positions=plain.makes_positions,
-    )
+    called = {} if train is not None else vars(make_task(model, batch))
+    return OwnStep(**called, training=load_own("train.step", train), evaluation=load_own("eval.step", evaluation))
 
 
 class Noted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError, TrainingError
-from ortlaunch.base.own_code import users_place
+from ortlaunch.base.own_code import place_of
 from ortlaunch.base.targets import check_arguments, load_target, with_arguments
 from ortlaunch.data.batch import Batch
 from ortlaunch.data.reading import check_state
@@ -128,8 +127,7 @@ class OwnHook(Hook):
         except RequestError:
             raise
         except Exception as error:
-            frames = [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
-            place = users_place(frames[::-1]) or self._where
+            place = place_of(error) or self._where
             text = str(error).strip().partition("\n")[0]
             raise TrainingError(
                 f"{self._where}: {name} failed at step {self._run.step} ({place}): {type(error).__name__}: {text}"

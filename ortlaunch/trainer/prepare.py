@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from itertools import islice
 
 import torch
 import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.own_code import users_place
+from ortlaunch.base.own_code import place_of
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config
 from ortlaunch.data.batch import described, ids, moved
@@ -159,8 +158,7 @@ def counted_flops(config: Config, model: torch.nn.Module, task: Task, batch: Bat
             return None
         if (said := out_of_range(error, config)) is not None:
             raise RequestError(said) from error
-        frames = reversed(traceback.extract_tb(error.__traceback__))
-        place = users_place([(frame.filename, frame.lineno or 0, frame.name) for frame in frames])
+        place = place_of(error)
         # The user's own code has its traceback, but for the shapes of own data.
         if (place and not isinstance(config.data, FactoryConfig)) or is_lack_of_memory(error):
             raise
