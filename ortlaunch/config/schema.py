@@ -257,7 +257,7 @@ class TokenDataConfig(DataConfig):
 
 @dataclass(eq=False, repr=False)
 class AdapterConfig(Node):
-    """All weights of the model are trained."""
+    """What is trained in place of the model's own weights."""
 
     name: str = "none"
 
@@ -267,6 +267,11 @@ class AdapterConfig(Node):
     def facts(self) -> dict[str, Any]:
         """The keys and values by which stored weights of the adapter are read."""
         return {}
+
+
+@dataclass(eq=False, repr=False)
+class NoAdapterConfig(AdapterConfig):
+    """All weights of the model are trained."""
 
 
 @dataclass(eq=False, repr=False)
@@ -818,7 +823,7 @@ OPTIONAL_GROUPS = {"profile"}
 """Groups without a default option."""
 
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
-    "adapter": {"none": AdapterConfig, "lora": LoraConfig},
+    "adapter": {"none": NoAdapterConfig, "lora": LoraConfig},
     "data": MODULE_GROUPS["data"],
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig, "auto": AutoConfig},
     "trainer": {name: TRAINERS[name].schema for name in sorted(TRAINERS)},

@@ -22,11 +22,8 @@ SIZES = {
         *("resid_pdrop=0", "embd_pdrop=0", "attn_pdrop=0"),
     ),
     "llama": (
-        "vocab_size=64",
-        "hidden_size=32",
-        "num_hidden_layers=2",
-        "num_attention_heads=2",
-        "intermediate_size=64",
+        *("vocab_size=64", "hidden_size=32", "num_hidden_layers=2", "intermediate_size=64"),
+        *("num_attention_heads=2", "num_key_value_heads=2"),
     ),
 }
 WORDS = (
@@ -48,7 +45,6 @@ CASES = {
     "ort-llama": ("llama", 2, "trainer=ddp", "backend=ort"),
     "ort-zero2": ("gpt2", 2, "trainer=deepspeed", "trainer.zero_stage=2", "backend=ort"),
     "ort-zero3": ("gpt2", 2, "trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"),
-    "ort-fsdp": ("gpt2", 2, "trainer=fsdp", "backend=ort"),
 }
 IN_CI = ("ddp", "fsdp", "zero2", "ort")
 
