@@ -15,6 +15,8 @@ from ortlaunch.config.scores import wanted
 from ortlaunch.data.batch import cloned, moved
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
+from ortlaunch.data.sources.chat import ChatConfig
+from ortlaunch.models.apart import check_apart
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
 from ortlaunch.models.lora import base_digest
@@ -173,6 +175,8 @@ def first_forward(
         ranges.check(session.config, loader)
         raise
     ranges.check(session.config, loader)
+    if isinstance(session.config.data, ChatConfig) and session.config.data.packing:
+        check_apart(model, task, first)
     return task, flops
 
 

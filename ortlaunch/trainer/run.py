@@ -135,7 +135,7 @@ def _journal_start(session: Session, built: Built, journal: Journal) -> None:
     start, run = session.start, session.run
     fingerprint = built.loader.fingerprint
     tags = {"ortlaunch.data_fingerprint": fingerprint}
-    for note in start.notes:
+    for note in (*start.notes, *built.loader.notes):
         print(f"warning: {note}", flush=True)
     if session.attempt:
         tags["ortlaunch.restarts"] = str(session.attempt)
