@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import is_missing
+from ortlaunch.data.classes import open_labelled
 from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
 from ortlaunch.data.holdout import is_held_out
@@ -44,15 +45,30 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
         RequestError: the library, the data set, the split or the column is missing, or there is less than one sample.
     """
     datasets = import_datasets("data=hf", quiet=share.rank > 0)
+    if cfg.eval_split == cfg.split:
+        raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
+    if cfg.label_column is not None:
+        rows = partial(_labelled_rows, datasets, cfg, share)
+        return open_labelled(cfg, rows(cfg.split), None if cfg.eval_split is None else rows(cfg.eval_split), datasets)
     encoder = load_encoder(cfg.tokenizer)
     if cfg.eval_split is None:
         return _open_split(datasets, cfg, share, encoder)
-    if cfg.eval_split == cfg.split:
-        raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
     # Each split is used whole, so no part of it is held out.
     whole = replace(cfg, eval_fraction=0.0)
     held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), _everything(share), encoder).dataset
     return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
+
+
+def _labelled_rows(datasets: ModuleType, cfg: HfDataConfig, share: Share, split: str) -> Any:
+    with _refusing(datasets, cfg):
+        data = _load(datasets, replace(cfg, split=split), share)
+    if not len(data):
+        raise RequestError(f"{_origin(cfg)}: split {split} has no rows")
+    for key in ("column", "pair_column", "label_column"):
+        name = getattr(cfg, key)
+        if name is not None and name not in data.column_names:
+            raise RequestError(f"data.{key}={name}: {cfg.path} has the columns {', '.join(data.column_names)}")
+    return data
 
 
 def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: Encoder) -> Source:
