@@ -36,6 +36,7 @@ CASES = {
     "texts-fsdp-lora": (2, "trainer=fsdp", "backend=eager", "adapter=lora"),
     "texts-ort-lora": (2, "trainer=ddp", "backend=ort", "adapter=lora"),
     "words-ddp": (2, "trainer=ddp", "backend=eager"),
+    "words-single": (1, "trainer=single", "backend=eager", "train.grad_accumulation=2"),
     "words-ort": (1, "trainer=single", "backend=ort", "train.grad_accumulation=2"),
 }
 IN_CI = ("texts-ort-lora", "words-ddp")
