@@ -34,6 +34,9 @@ class Engine(ABC):
     """How it is called, and how its loss is found."""
     sends_buffers: bool = False
     """Whether all workers take the first one's buffers before a step. Otherwise each worker has its own."""
+    counts_micro_batches: bool = False
+    """Whether the trainer itself counts the micro-batches of a step. Their gradients can then be neither dropped nor
+    added to, and there is one model."""
     guard: Guard
     """Keeps losses and gradients that are not finite out of the weights."""
     forward_done: Callable[[], None] = staticmethod(lambda: None)
