@@ -17,6 +17,7 @@ from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
+from ortlaunch.models.lora import base_digest
 from ortlaunch.models.task import Task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
@@ -57,6 +58,8 @@ class Built:
     buffers: OwnBuffers
     shapes: dict[str, list[int]]
     """Shape of each parameter and buffer, by name."""
+    base: str
+    """A hash of the weights that no checkpoint holds; empty where all weights are trained."""
     reading: dict[str, Any]
     """The keys that a position in a stream depends on; see `resume.reading_of`."""
     items: Items | None
@@ -90,6 +93,8 @@ def build(session: Session, startup: dict[str, float]) -> Built:
     session.set_duration(in_steps(session.config, loader, batches.peek(1)[0], workers))
     config = session.config
     model, shapes, buffers = build_model(session, loader)
+    base = "" if config.adapter.trains_all else base_digest(model)
+    resume.check_base(session.start, base)
     check_state(session, model)
     task, flops = first_forward(session, model, loader, batches)
     held_out = [] if config.train.eval_every is None else loader.held_out(config.train.eval_samples)
@@ -110,7 +115,7 @@ def build(session: Session, startup: dict[str, float]) -> Built:
         rng.restore(session.start.own["rng"])
     task.load_state(session.start.own.get("step", {}))
     return Built(
-        loader, batches, model, buffers, shapes, reading, items, flops, held_out, scores, names, backend, startup
+        loader, batches, model, buffers, shapes, base, reading, items, flops, held_out, scores, names, backend, startup
     )
 
 
@@ -140,7 +145,7 @@ def build_model(session: Session, loader: Loader) -> tuple[torch.nn.Module, dict
     resume.check_model(start, shapes)
     buffers = OwnBuffers(model, shapes)
     resume.check_buffers(start, buffers.shapes)
-    if config.model.weights is not None and start.path is None:
+    if config.model.weights is not None and start.path is None and config.adapter.trains_all:
         load_weights(model, Path(config.model.weights))
     check_vocabulary(model, loader.vocab_size)
     return model, shapes, buffers

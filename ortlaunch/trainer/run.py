@@ -170,7 +170,7 @@ def _write_results(session: Session, built: Built) -> None:
             # All workers take part, and the first one gets the weights.
             weights = session.engine.weights()
             if session.workers.is_first:
-                save_weights(weights, built.model, run.weights)
+                save_weights(weights, built.model, run.weights, adapter_only=not session.config.adapter.trains_all)
         if session.workers.is_first:
             run.note_done(session.last_step)
     elif journal is not None:

@@ -380,6 +380,7 @@ class Session:
             "mlflow_run_id": self.run.mlflow_run_id(),
             "time": time.time(),
             "shapes": self._built.shapes,
+            "base": self._built.base,
         }
 
     def _evaluated(self) -> dict[str, Any]:

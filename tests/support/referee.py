@@ -156,7 +156,8 @@ def course_of(runs: list[Trained]) -> Course:
         course.norms += run.series("train/grad_norm").values()
         course.rates += run.series("train/lr").values()
         course.evaluations += run.series("eval/loss").values()
-    course.weights = load_file(runs[-1].run_dir / "weights" / "model.safetensors")
+    (stored,) = (runs[-1].run_dir / "weights").glob("*.safetensors")
+    course.weights = load_file(stored)
     return course
 
 

@@ -73,6 +73,7 @@ class DeepSpeedEngine(Engine):
         self._is_first = workers.is_first
         self.task = task
         self._precision = config.train.precision
+        self._trained_only = not config.adapter.trains_all
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
         self._workers = workers
@@ -189,7 +190,9 @@ class DeepSpeedEngine(Engine):
     def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.snapshot(self._engine, folder, shared=shared, memory=memory)
+        return deepspeed_state.snapshot(
+            self._engine, folder, trained_only=self._trained_only, shared=shared, memory=memory
+        )
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state
@@ -197,7 +200,14 @@ class DeepSpeedEngine(Engine):
         wrapped = self._engine.optimizer
         largest_norm = getattr(wrapped, "clip_grad", None)
         with settings_kept(self._optimizer, self._scheduler):
-            deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+            deepspeed_state.restore(
+                self._engine,
+                folder,
+                saved_workers=saved_workers,
+                scratch=scratch,
+                group=group,
+                trained_only=self._trained_only,
+            )
         if largest_norm is not None:
             # DeepSpeed takes this from the checkpoint, too.
             wrapped.clip_grad = largest_norm
@@ -205,7 +215,7 @@ class DeepSpeedEngine(Engine):
     def weights(self) -> dict[str, torch.Tensor]:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.weights(self._engine, is_first=self._is_first)
+        return deepspeed_state.weights(self._engine, is_first=self._is_first, trained_only=self._trained_only)
 
 
 def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int, device: torch.device) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.checkpoint.torch_state import state_of
 from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.own_optimizers import parts_of
@@ -120,7 +121,7 @@ class FsdpEngine(TorchEngine):
 
     def weights(self) -> dict[str, torch.Tensor]:
         whole: dict[int, torch.Tensor] = {}
-        state = self.inner.state_dict(keep_vars=True)
+        state = state_of(self.inner, trained_only=self._trained_only)
         for value in state.values():
             if id(value) in whole:
                 continue  # This is another name of the same weight.

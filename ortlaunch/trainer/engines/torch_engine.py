@@ -45,6 +45,7 @@ class TorchEngine(Engine):
         self._is_first = workers.is_first
         self._device_type = workers.device.type
         self._precision = config.train.precision
+        self._trained_only = not config.adapter.trains_all
         self.module = self._distribute(config, workers)
         self.task = task
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
@@ -111,12 +112,20 @@ class TorchEngine(Engine):
         if self._average is not None:
             rest["averaged"], averages = self._average.steps, self._average.tensors
         return torch_state.snapshot(
-            self.inner, self._optimizer, averages, rest, folder, is_first=self._is_first, shared=shared, memory=memory
+            self.inner,
+            self._optimizer,
+            averages,
+            rest,
+            folder,
+            is_first=self._is_first,
+            trained_only=self._trained_only,
+            shared=shared,
+            memory=memory,
         )
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         with settings_kept(self._optimizer, self._scheduler):
-            rest = torch_state.restore(self.inner, self._optimizer, folder, group)
+            rest = torch_state.restore(self.inner, self._optimizer, folder, group, trained_only=self._trained_only)
             if self._scheduler is not None:
                 self._scheduler.load_state_dict(rest["scheduler"])
         if self._scaler.is_enabled() and rest["scaler"]:
@@ -127,7 +136,7 @@ class TorchEngine(Engine):
     def weights(self) -> dict[str, torch.Tensor]:
         if not self._is_first:
             return {}
-        state = self.inner.state_dict(keep_vars=True)
+        state = torch_state.state_of(self.inner, trained_only=self._trained_only)
         return dict(to_host({name: self._shown(value) for name, value in state.items()}, shared=True))
 
     def _shown(self, weight: torch.Tensor) -> torch.Tensor:
