@@ -25,7 +25,7 @@ from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settin
 if TYPE_CHECKING:
     from ortlaunch.serve.service import Service
 
-NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
+NEEDED = ("alembic", "argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
