@@ -200,16 +200,22 @@ def _serve(settings: Settings) -> int:
     check_database(settings.database)
     # It comes first: a port that is taken leaves no folder and no lock file behind.
     bound = _bound(settings)
-    try:
-        settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"serve: the folder {settings.database.parent} cannot be made: {error.strerror}: choose another place by "
-            "--root or --database"
-        ) from None
-    with exclusive(settings.lock_file) as mine:
+    for folder in (settings.database.parent, settings.slots_lock.parent):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError(
+                f"serve: the folder {folder} cannot be made: {error.strerror}: choose another place by --root or "
+                "--database"
+            ) from None
+    with exclusive(settings.lock_file) as mine, exclusive(settings.slots_lock) as mine_alone:
         if not mine:
             raise RequestError(_another(settings))
+        if not mine_alone:
+            raise RequestError(
+                f"serve: another service starts the runs of {settings.root} on this machine, with another database: "
+                "name another run root with --root"
+            )
         app = make_app(settings)
         _greet(settings, app.state.service, bound.getsockname()[1])
         config = uvicorn.Config(

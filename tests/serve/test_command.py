@@ -154,6 +154,14 @@ class _Part(NamedTuple):
     fstype: str
 
 
+def test_two_services_of_a_root_give_out_its_slots_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(root=tmp_path / "runs")
+    settings.slots_lock.parent.mkdir(parents=True, mode=0o700)
+    with exclusive(settings.slots_lock):
+        result = answer(tmp_path, capfd, "serve", "--port=0", f"--database={tmp_path / 'another' / 'serve.db'}")
+    assert (result.returncode, "another service starts the runs of" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
 def test_a_database_on_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
