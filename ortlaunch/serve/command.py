@@ -25,7 +25,7 @@ from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settin
 if TYPE_CHECKING:
     from ortlaunch.serve.service import Service
 
-NEEDED = ("alembic", "argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
+NEEDED = ("alembic", "argon2", "fastapi", "httptools", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
@@ -195,6 +195,7 @@ def _serve(settings: Settings) -> int:
     import uvicorn
 
     from ortlaunch.serve.app import make_app
+    from ortlaunch.serve.connections import protocol_for
     from ortlaunch.serve.database import check_database
 
     check_database(settings.database)
@@ -225,6 +226,7 @@ def _serve(settings: Settings) -> int:
             server_header=False,
             ws="none",
             lifespan="on",
+            http=protocol_for(settings.trusted_proxy),
             proxy_headers=settings.trusted_proxy is not None,
             forwarded_allow_ips=settings.trusted_proxy,
             ssl_certfile=settings.tls_certificate,
