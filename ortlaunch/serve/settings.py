@@ -63,6 +63,11 @@ class Settings:
         return self.root.absolute() / ".serve" / f"slots-{socket.gethostname()}.lock"
 
     @property
+    def secrets(self) -> Path:
+        """The folder with the secrets of runs; see `ortlaunch.serve.kept`."""
+        return self.database.with_name("secrets")
+
+    @property
     def unix_users(self) -> Path:
         """The list of the Unix users for whom the service may act; see `ortlaunch.serve.unix_users`."""
         return self.database.with_name("unix_users")
