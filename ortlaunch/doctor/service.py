@@ -57,7 +57,7 @@ def _database(path: Path, lock: Path, installed: str) -> Line:
         version = schema_version(path)
     except sqlite3.Error as error:
         return Line("service", Level.error, f"{installed}; {path} cannot be read: {error}")
-    if version != VERSION:
+    if version > VERSION:
         text = f"{installed}; {path} has tables of version {version}, this ortlaunch has version {VERSION}"
         return Line("service", Level.error, text)
     if stat.S_IMODE(path.stat().st_mode) & 0o077:

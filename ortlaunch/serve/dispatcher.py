@@ -26,6 +26,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.run.state import RunState
 from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.kept import kept
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.scheduling import Plan
 from ortlaunch.serve.queue.slots import Slots, gpus_of
@@ -65,6 +66,8 @@ class Queue:
     engine: Engine
     actor: Actor
     slots: Slots
+    secrets: Path
+    """The folder with the secrets of runs."""
     plan: Plan = field(default_factory=Plan)
     """The latest decision."""
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -242,6 +245,7 @@ class Queue:
             "run_key": job.run_key,
             "gpus": gpus_of(job.taken),
             "stopped": job.stop_asked is not None,
+            "secrets": kept(self.secrets, job.run_dir),
         }
         try:
             answer = self.actor.call(job.unix_user, "start", request)
@@ -338,7 +342,7 @@ class Queue:
 
 def make_queue(service: Service) -> Queue:
     """Returns the queue of a service."""
-    return Queue(service.engine, service.actor, Slots(service.settings.slots))
+    return Queue(service.engine, service.actor, Slots(service.settings.slots), service.settings.secrets)
 
 
 def _names_of(job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import HTTPException
 from sqlalchemy import func, select
 
-from ortlaunch.base.secrets import hidden
+from ortlaunch.base.secrets import hidden, without_secrets_in_words
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.access import Caller, Role, may_change, require_unchanged
 from ortlaunch.serve.actor import Refused, own_user
@@ -19,6 +19,7 @@ from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
+from ortlaunch.serve.kept import forget, keep, kept, secrets_among
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
@@ -145,7 +146,8 @@ class _Intent:
 
 def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str, Any]) -> Submitted:
     """Writes the job of a checked request, and lets the queue decide about it."""
-    request, key = intent.wanted.as_dict(), intent.idempotency_key
+    request, key = hidden("", intent.wanted.as_dict()), intent.idempotency_key
+    secrets = secrets_among(intent.wanted.keys, checked["words"])
     with writing(service.engine) as session:
         # Another request with this key may have come first while this one was checked.
         known = _known(session, caller, key, intent.digest)
@@ -155,7 +157,8 @@ def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str
         require_unchanged(service, session, caller)
         _check_number(session, caller)
         owner = caller.user_id, caller.name
-        made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
+        keep(service.settings.secrets, str(checked["run_dir"]), secrets)
+        made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, _shown(checked))
         if key is not None:
             store.remember(session, caller.user_id, key, intent.digest, made)
         record(session, caller, "run.submit", made.id, {"run": intent.run_key, **request})
@@ -174,7 +177,8 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         job = session.scalars(query.limit(1)).first()
     if job is not None:
         given = job.request["keys"]
-        keys = given if may_change(caller, found.owner) else hidden("", given)
+        secrets = kept(service.settings.secrets, found.place) if may_change(caller, found.owner) else {}
+        keys = hidden("", given) | {key: secrets[key] for key in given if key in secrets}
         return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "left_out": []}
     stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
     known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
@@ -242,7 +246,9 @@ def resume(
     if known is not None:
         return Submitted(known, is_new=False)
     _settle(service, found)
-    checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
+    before = kept(service.settings.secrets, found.place)
+    request = {"run_dir": found.place, "words": wanted.words, "secrets": before | secrets_among(wanted.keys)}
+    checked = _asked(service, found.unix_user, "check_resume", request)
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
     _require_own_limit(wanted, checked)
     if checked["own_code"] and caller.role < Role.author:
@@ -257,7 +263,9 @@ def resume(
         _require_closed(store.open_job_of(session, found.place))
         user_id = session.scalar(select(User.id).where(User.name == owner)) or caller.user_id
         key = str(RunKey.parsed(found.id))
-        job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
+        keep(service.settings.secrets, found.place, secrets_among(wanted.keys, checked["words"]))
+        asked_for = hidden("", wanted.as_dict())
+        job = store.add_job(session, (user_id, owner), found.unix_user, key, asked_for, _shown(checked))
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
@@ -272,7 +280,9 @@ def delete(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         Unfit: the run goes on.
     """
     found = _over(service, caller, asked, "run.delete")
-    return _asked(service, found.unix_user, "delete", {"run_dir": found.place})
+    done = _asked(service, found.unix_user, "delete", {"run_dir": found.place})
+    forget(service.settings.secrets, found.place)
+    return done
 
 
 def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -359,6 +369,10 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     if slots > total:
         key = "launcher.workers_per_node"
         raise unfit(f"the run needs {slots} slots, and this machine has {total}", key)
+
+
+def _shown(checked: dict[str, Any]) -> dict[str, Any]:
+    return {**checked, "words": without_secrets_in_words(checked["words"])}
 
 
 def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any]) -> dict[str, Any]:

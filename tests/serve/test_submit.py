@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,15 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
+from ortlaunch.base.secrets import CARRIER, whole_words
 from ortlaunch.serve import accounts, submitting, tokens
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.kept import keep, kept
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from tests.serve.queue.fake_actor import FakeActor
 from tests.support.service import InProcess, in_process
+from tests.support.waiting import until
 
 STEPS = {"keys": {"train.steps": 5}}
 
@@ -335,6 +339,42 @@ def test_keys_that_hold_a_secret_are_for_the_owner(desk: Desk) -> None:
     for name, is_shown in (("aude", True), ("ada", True), ("vera", False), ("rob", False)):
         answer = desk.ask(name, "GET", f"/api/runs/{made['id']}/keys")
         assert ("hunter2hunter2" in answer.text) is is_shown, (name, answer.text)
+
+
+def test_a_secret_is_neither_in_the_database_nor_in_what_others_are_told(desk: Desk, tmp_path: Path) -> None:
+    secret, setup = "hunter2hunter2", "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345"
+    body = {"keys": {"model": "hf", "model.params.api_key": secret, "launcher.setup": f"date\n{setup}"}}
+    desk.submit("aude", body)
+    [job] = desk.jobs()
+    assert "model.params.api_key=***" in job.words
+    files = [path for path in (tmp_path / "runs" / ".serve").rglob("*") if path.is_file()]
+    found = {path.parent.name for path in files if secret.encode() in path.read_bytes()}
+    assert found == {"secrets"}
+    assert {path.stat().st_mode & 0o777 for path in files if path.parent.name == "secrets"} == {0o600}
+    carried = kept(tmp_path / "runs" / ".serve" / "secrets", job.run_dir)
+    assert carried["model.params.api_key"] == secret
+    assert carried["launcher.setup.1"] == setup
+    assert "model.params.api_key='hunter2hunter2'" in whole_words(job.words, {CARRIER: json.dumps(carried)})
+    desk.inside.service.queue.start()
+    try:
+        until(lambda: desk.actor.actions("start"))
+    finally:
+        desk.inside.service.queue.stop()
+    assert desk.actor.actions("start")[0]["secrets"] == carried
+
+
+def test_a_run_with_a_secret_goes_on_with_it_and_takes_it_into_the_bin(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    [job] = desk.jobs()
+    folder = desk.inside.service.settings.secrets
+    keep(folder, job.run_dir, {"model.params.api_key": "hunter2hunter2"})
+    # A folder of somebody else's that has the same key has not the secret.
+    assert kept(folder, f"/elsewhere/{Path(job.run_dir).name}") == {}
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", {"keys": {"train.steps": 9}}).status_code == 201
+    assert desk.actor.actions("check_resume")[0]["secrets"] == {"model.params.api_key": "hunter2hunter2"}
+    desk.set(desk.jobs()[-1].id, state=JobState.ENDED)
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/delete").status_code == 200
+    assert kept(folder, job.run_dir) == {}
 
 
 @pytest.mark.parametrize("answer", [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}])

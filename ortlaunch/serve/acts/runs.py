@@ -11,8 +11,10 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.secrets import carried_values
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.hidden import hidden_keys
 from ortlaunch.config.load import load_config
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.rows import Row
@@ -22,6 +24,7 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.run.settings import read_settings
 from ortlaunch.serve.acts.composing import own_code_in, require_one_machine, slots_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
 
@@ -104,6 +107,11 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
 
     run = Run(Path(request["run_dir"]))
     _require_below(run.path, request)
+    given, settings = carried_values(os.environ), read_settings(run.config_file)
+    # The trackers' passwords are in the service's variables.
+    missing = [key for key in hidden_keys({**settings, "tracking": {}, "trackers": {}}) if key not in given]
+    if missing:
+        raise RequestError(f"{missing[0]} is not set: the run folder does not hold this secret: give it once more")
     words = [str(run.path), *request["words"]]
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):

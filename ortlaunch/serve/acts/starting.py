@@ -13,6 +13,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import read_json, read_tail
+from ortlaunch.base.secrets import whole_words
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.queue.submission import Ticket, write_job
 from ortlaunch.launch.slurm import programs
@@ -54,7 +55,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     record = record_of(request)
     launcher = queue_named(request["launcher"])
     if launcher is not None:
-        return _submit(record, request, launcher)
+        return _submit(record, {**request, "words": whole_words(request["words"], os.environ)}, launcher)
     # Whoever takes the record is the only one who may become the run, so nobody does after this.
     if request.get("stopped") and take(record):
         return _WITHDRAWN

@@ -91,7 +91,7 @@ def add_job(
         unix_user: whom its run belongs to.
         run_key: the key of its run.
         request: the request as it was sent.
-        checked: what the check has returned.
+        checked: what the check has returned. Neither it nor the request holds secrets any more.
     """
     number = (session.scalar(select(func.max(Job.number))) or 0) + 1
     job = Job(

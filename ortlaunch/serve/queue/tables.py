@@ -48,6 +48,10 @@ class Job(Base):
     """Why it waits, or why it was refused."""
     slots: Mapped[int] = mapped_column(Integer)
     """How many slots it needs, all at once; 0 for a job of a scheduler."""
+    needs: Mapped[dict[str, float]] = mapped_column(JSON, default=dict, server_default="{}")
+    """What it takes of this machine beside its slots: ``cores``, and ``memory`` and ``disk`` in bytes."""
+    limits: Mapped[dict[str, float]] = mapped_column(JSON, default=dict, server_default="{}")
+    """The ``memory`` and ``disk`` in bytes at which it is stopped."""
     minutes: Mapped[float | None] = mapped_column(Float)
     """How long it may take at most, as its owner says; None if nobody knows."""
     priority: Mapped[int] = mapped_column(Integer, default=0)
