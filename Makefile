@@ -18,7 +18,8 @@ ONE_MORE := $(shell echo $$(($$(nproc) + 1)))
 # In CI also what took longest.
 SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
 # Which CI has run before, in make check.
-CHECKED := $(if $(CI),tests/test_architecture.py)
+CHECKS := tests/test_architecture.py tests/test_docs.py
+CHECKED := $(if $(CI),$(CHECKS))
 # Packages that people have beside ours, and commands with them.
 NEIGHBOURS := .venv-neighbours
 PACKAGES := $(VENV)/.packages
@@ -35,7 +36,7 @@ run: $(INSTALLED)
 
 ## test: one test of each kind, without clusters: those that start no workers on all cores, then faults and whole runs
 test: test-quick test-serve test-ort
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) $(WHOLE_RUNS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup --no-loadscope-reorder $(SLOWEST) $(WHOLE_RUNS)
 
 ## test-nightly: test, and the cases that it leaves out: all documentation, several machines, further fault trials
 test-nightly: export ORTLAUNCH_NIGHTLY = 1
@@ -74,13 +75,13 @@ test-numbers: $(INSTALLED)
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
-	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(WHOLE_RUNS)
+	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup --no-loadscope-reorder $(WHOLE_RUNS)
 
 # An installation in a Python that onnxruntime-training has no wheels for; tests that need it are skipped with the reason.
 define test-other-python
 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest --numprocesses=auto --dist=worksteal \
 	$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%)
-OMP_WAIT_POLICY=passive $(1)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(RUNS_WITHOUT_ORT)
+OMP_WAIT_POLICY=passive $(1)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup --no-loadscope-reorder $(RUNS_WITHOUT_ORT)
 endef
 
 ## test-py312: the tests that need no ONNX Runtime, and a selection of whole runs, on Python 3.12 in an environment of its own
@@ -93,12 +94,11 @@ test-py313: .venv-py313/.installed
 
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)
-	$(BIN)/python -m pytest $(CLUSTER_RUNS)
+	ORTLAUNCH_NIGHTLY=1 $(BIN)/python -m pytest $(CLUSTER_RUNS)
 
 ## test-slurm-quick: some of these, what CI has time for
 test-slurm-quick: $(INSTALLED)
-	$(BIN)/python -m pytest tests/slurm/test_lab.py tests/slurm/test_survival.py \
-		-k "lab or end_to_end or warning or scancel"
+	$(BIN)/python -m pytest tests/slurm/test_survival.py -k "end_to_end or warning or scancel"
 
 ## test-wheel: the wheel installed from nothing, every package anew (2 GB, some minutes), and runs from there
 test-wheel: $(INSTALLED)
@@ -120,7 +120,7 @@ coverage: $(INSTALLED)
 		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 
 ## check: lint, format, types, who imports what, and the documentation, whose links must lead somewhere; faster with -j2
-check: check-style check-types check-layers docs
+check: check-style check-types check-layers
 
 .PHONY: check-style check-types check-layers
 check-style: $(PACKAGES)
@@ -131,7 +131,7 @@ check-types: $(PACKAGES)
 	$(BIN)/mypy
 
 check-layers: $(PACKAGES)
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	$(BIN)/python -m pytest --quiet $(CHECKS)
 
 ## docs: the pages of docs/ as a site in site/, made and read without a network
 # Not --quiet, which would hide the warnings from --strict.
