@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -182,7 +183,16 @@ def _model_fits_data(config: Config) -> None:
 
 
 def _trainer(config: Config) -> None:
-    trainer_of(config.trainer).check(config, resolve_device(config.device))
+    trainer = trainer_of(config.trainer)
+    trainer.check(config, resolve_device(config.device))
+    if launcher_of(config).finds_same_packages(config):
+        for package in trainer.packages:
+            if find_spec(package) is None:
+                name = config.trainer.name
+                raise RequestError(
+                    f"trainer={name} needs {package}, which is not installed: pip install 'ortlaunch[{package}]', or "
+                    "choose trainer=fsdp, which shards too, or trainer=ddp"
+                )
 
 
 def _backend(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def test_a_run_that_would_end_before_the_checkpoint_that_it_resumes_from_is_refu
     resume = f"train.resume={tmp_path / named}"
     assert f"{checkpoint} was written after step 8, and train.steps=7 is less" in refusal(resume, "train.steps=7")
     check(config(resume, "train.steps=8"))
+
+
+def test_a_trainer_whose_package_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    told = refusal("trainer=deepspeed", "backend=eager")
+    assert "needs deepspeed, which is not installed: pip install 'ortlaunch[deepspeed]'" in told
+    check(config("trainer=fsdp", "backend=eager"))
+    # The nodes of a cluster may have another environment.
+    check(config("trainer=deepspeed", "backend=eager", "launcher=slurm", "launcher.container.image=team.sqsh"))
 
 
 def test_the_default_configuration_is_accepted() -> None:

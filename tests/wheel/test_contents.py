@@ -51,7 +51,9 @@ def test_the_wheel_describes_itself(wheel: Path) -> None:
     assert metadata["Version"] == ortlaunch.__version__
     assert wheel.name == f"ortlaunch-{ortlaunch.__version__}-py3-none-any.whl"
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier"))
-    assert {"cpu", "cuda", "digits", "hf", "server"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"ort", "deepspeed", "cpu", "cuda", "digits", "hf", "metrics", "serve", "server"} <= set(
+        metadata.get_all("Provides-Extra")
+    )
     assert metadata["Requires-Python"] == "<3.14,>=3.11"
 
 
