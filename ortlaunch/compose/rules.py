@@ -183,16 +183,20 @@ def _model_fits_data(config: Config) -> None:
 
 
 def _trainer(config: Config) -> None:
-    trainer = trainer_of(config.trainer)
-    trainer.check(config, resolve_device(config.device))
-    if launcher_of(config).finds_same_packages(config):
-        for package in trainer.packages:
-            if find_spec(package) is None:
-                name = config.trainer.name
-                raise RequestError(
-                    f"trainer={name} needs {package}, which is not installed: pip install 'ortlaunch[{package}]', or "
-                    "choose trainer=fsdp, which shards too, or trainer=ddp"
-                )
+    trainer_of(config.trainer).check(config, resolve_device(config.device))
+
+
+def _packages(config: Config) -> None:
+    """Names the extra of what the workers would not find."""
+    if not launcher_of(config).finds_same_packages(config):
+        return
+    needed = [(f"trainer={config.trainer.name}", name, name) for name in trainer_of(config.trainer).packages]
+    if config.data.name == "hf":
+        needed.append(("data=hf", "datasets", "hf"))
+    needed += [(str(one), "torchmetrics", "metrics") for one in wanted(config.eval.metrics) if one.target is None]
+    for what, package, extra in needed:
+        if find_spec(package) is None:
+            raise RequestError(f"{what} needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'")
 
 
 def _backend(config: Config) -> None:
@@ -339,6 +343,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _duration,
     _evaluations,
     _trainer,
+    _packages,
     _ort_blocks,
     _precision,
     _activation_checkpointing,

@@ -38,13 +38,22 @@ def test_a_run_that_would_end_before_the_checkpoint_that_it_resumes_from_is_refu
     check(config(resume, "train.steps=8"))
 
 
-def test_a_trainer_whose_package_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
-    told = refusal("trainer=deepspeed", "backend=eager")
-    assert "needs deepspeed, which is not installed: pip install 'ortlaunch[deepspeed]'" in told
-    check(config("trainer=fsdp", "backend=eager"))
-    # The nodes of a cluster may have another environment.
-    check(config("trainer=deepspeed", "backend=eager", "launcher=slurm", "launcher.container.image=team.sqsh"))
+@pytest.mark.parametrize(
+    ("word", "package", "extra"),
+    [
+        ("trainer=deepspeed", "deepspeed", "deepspeed"),
+        ("data=hf", "datasets", "hf"),
+        ("eval.metrics=[accuracy]", "torchmetrics", "metrics"),
+    ],
+)
+def test_what_is_not_installed_is_refused_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, word: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = (word, "backend=eager", "train.eval_every=2", *(["data.path=team/texts"] if package == "datasets" else []))
+    assert f"needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'" in refusal(*words)
+    # A container has an environment of its own.
+    check(config(*words, "launcher=slurm", "launcher.container.image=team.sqsh"))
 
 
 def test_the_default_configuration_is_accepted() -> None:
