@@ -94,7 +94,7 @@ def test_two_onnxruntimes_at_once_are_an_error_with_the_way_out(tmp_path: Path, 
     assert line["level"] == "error"
     assert other in line["text"]
     assert line["fix"].startswith("pip uninstall -y onnxruntime")
-    assert "&& pip install 'ortlaunch[cpu]'" in line["fix"]
+    assert "&& pip install 'ortlaunch[ort]'" in line["fix"]
 
 
 @pytest.mark.ort

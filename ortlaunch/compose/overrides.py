@@ -154,7 +154,9 @@ def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:
 
 def _check_removed(word: str, key: str) -> None:
     if not is_free(key):
-        raise RequestError(f"{word}: a key cannot be removed: give it another value, or null (docs/reference.md)")
+        raise RequestError(
+            f"{word}: a key cannot be removed: give it another value, or null (all keys: ortlaunch --cfg job)"
+        )
 
 
 def _check_added(word: str, override: Override, config_dirs: list[str]) -> None:

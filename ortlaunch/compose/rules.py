@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -184,6 +185,19 @@ def _model_fits_data(config: Config) -> None:
 
 def _trainer(config: Config) -> None:
     trainer_of(config.trainer).check(config, resolve_device(config.device))
+
+
+def _packages(config: Config) -> None:
+    """Names the extra of what the workers would not find."""
+    if not launcher_of(config).finds_same_packages(config):
+        return
+    needed = [(f"trainer={config.trainer.name}", name, name) for name in trainer_of(config.trainer).packages]
+    if config.data.name == "hf":
+        needed.append(("data=hf", "datasets", "hf"))
+    needed += [(str(one), "torchmetrics", "metrics") for one in wanted(config.eval.metrics) if one.target is None]
+    for what, package, extra in needed:
+        if find_spec(package) is None:
+            raise RequestError(f"{what} needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'")
 
 
 def _backend(config: Config) -> None:
@@ -366,6 +380,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _duration,
     _evaluations,
     _trainer,
+    _packages,
     _ort_blocks,
     _precision,
     _activation_checkpointing,

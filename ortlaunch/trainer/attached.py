@@ -114,6 +114,7 @@ class _Built:
     loader: ScriptLoader
     buffers: OwnBuffers
     shapes: dict[str, list[int]]
+    base: str
     reading: dict[str, Any]
     backend: BackendRun
     startup: dict[str, float]
@@ -334,7 +335,7 @@ class Attached:
                 take_first_workers(plain_buffers(model).values())
         backend = self._wrapped[0].backend
         startup = {**self._startup, "startup/build_seconds": time.perf_counter() - session.entered}
-        built = _Built(data, buffers, shapes, data.reading, backend, startup)
+        built = _Built(data, buffers, shapes, "", data.reading, backend, startup)
         recorder = Recorder(
             config.train,
             workers,

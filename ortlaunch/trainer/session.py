@@ -67,6 +67,10 @@ class Trained(Protocol):
         """Shape of each parameter and buffer, by name."""
 
     @property
+    def base(self) -> str:
+        """Digest of the weights under an adapter, which checkpoints leave out; empty without one."""
+
+    @property
     def reading(self) -> dict[str, Any]:
         """What a position in a stream depends on; see `resume.reading_of`."""
 

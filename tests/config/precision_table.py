@@ -8,7 +8,7 @@ from ortlaunch.config.precisions import BACKENDS, TRAINERS, Cell
 from ortlaunch.config.schema import Device, Precision
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
-BEGIN, END = "<!-- made of the rules: make docs-precision -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made of the rules: python -m tests.config.precision_table -->\n", "<!-- end -->\n"
 TITLES = {Device.cpu: "On the CPU", Device.cuda: "On CUDA"}
 ACCEPTED = {Device.cpu: "tested", Device.cuda: "accepted"}
 

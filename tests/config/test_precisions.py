@@ -15,7 +15,7 @@ from tests.config.precision_table import BEGIN, END, PAGE, table
 
 def test_the_page_shows_the_rules() -> None:
     shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert shown == table(), "make docs-precision writes it anew"
+    assert shown == table(), "python -m tests.config.precision_table writes it anew"
 
 
 @pytest.mark.parametrize("device", [Device.cpu, Device.cuda])
