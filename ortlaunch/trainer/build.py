@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ortlaunch.config.scores import wanted
 from ortlaunch.data.batch import cloned, moved
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
+from ortlaunch.data.sources.chat import ChatConfig
+from ortlaunch.models.apart import check_apart
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
 from ortlaunch.models.lora import base_digest
@@ -98,7 +101,7 @@ def build(session: Session, startup: dict[str, float]) -> Built:
     check_state(session, model)
     task, flops = first_forward(session, model, loader, batches)
     held_out = [] if config.train.eval_every is None else loader.held_out(config.train.eval_samples)
-    scores, names = _scores(config, workers, model, task, held_out)
+    scores, names = _scores(config, workers, model, task, held_out, loader.metrics)
     with task.kept():
         items = counted_items(session, model, task, batches, labels_vary=loader.labels_vary)
     session.engine = wrap(model, config, workers, task, session.run.path)
@@ -173,17 +176,29 @@ def first_forward(
         ranges.check(session.config, loader)
         raise
     ranges.check(session.config, loader)
+    if isinstance(session.config.data, ChatConfig) and session.config.data.packing:
+        check_apart(model, task, first)
     return task, flops
 
 
 def _scores(
-    config: Config, workers: Workers, model: torch.nn.Module, task: Task, held_out: list[HeldOut]
+    config: Config,
+    workers: Workers,
+    model: torch.nn.Module,
+    task: Task,
+    held_out: list[HeldOut],
+    usual: tuple[str, ...],
 ) -> tuple[Scores, list[str]]:
-    """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation."""
-    if not held_out or not (config.eval.metrics or config.eval.step or config.train.step):
+    """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation.
+
+    Those that are `usual` for the data are computed where torchmetrics is installed.
+    """
+    has_own = config.eval.step or config.train.step
+    metrics = config.eval.metrics or ([] if has_own or find_spec("torchmetrics") is None else list(usual))
+    if not held_out or not (metrics or has_own):
         return no_scores()
     first = first_result(model, task, held_out[0].batch)
-    return scores_of(wanted(config.eval.metrics), first, workers, of_model=config.eval.step is None)
+    return scores_of(wanted(metrics), first, workers, of_model=config.eval.step is None)
 
 
 def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnBuffers, batches: Lookahead) -> None:

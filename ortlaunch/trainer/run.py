@@ -143,7 +143,7 @@ def journal_start(session: Session, data: str, fingerprint: str, origin: str, jo
     """
     start, run = session.start, session.run
     tags = {"ortlaunch.data_fingerprint": fingerprint}
-    for note in start.notes:
+    for note in (*start.notes, *built.loader.notes):
         print(f"warning: {note}", flush=True)
     if session.attempt:
         tags["ortlaunch.restarts"] = str(session.attempt)
