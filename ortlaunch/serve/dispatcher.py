@@ -25,6 +25,7 @@ from ortlaunch.run.journal import read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import RunState
 from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
+from ortlaunch.serve.allowance import capacity
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.kept import kept
 from ortlaunch.serve.queue import store
@@ -68,6 +69,8 @@ class Queue:
     slots: Slots
     secrets: Path
     """The folder with the secrets of runs."""
+    capacity: dict[str, float] = field(default_factory=dict)
+    """What this machine has beside its slots."""
     plan: Plan = field(default_factory=Plan)
     """The latest decision."""
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -175,7 +178,7 @@ class Queue:
     def _decide(self) -> None:
         slate = self.slate()
         with self._deciding, writing(self.engine) as session:
-            self.plan, starts = store.decide(session, slate, time.time(), self.plan.head)
+            self.plan, starts = store.decide(session, slate, self.capacity, time.time(), self.plan.head)
         for job in starts:
             self._task("start", job.id, job.unix_user, self._start, job.id)
 
@@ -327,6 +330,8 @@ class Queue:
         with writing(self.engine) as session:
             job = session.get_one(Job, job_id)
             if job.state in (JobState.STARTING, JobState.RUNNING):
+                # Who stopped it, or what it had taken too much of, is not in its folder.
+                reason = "; ".join(dict.fromkeys(one for one in (job.reason, reason) if one))
                 store.note_end(session, job, state, outcome=outcome, reason=reason)
         self.wake()
 
@@ -342,7 +347,7 @@ class Queue:
 
 def make_queue(service: Service) -> Queue:
     """Returns the queue of a service."""
-    return Queue(service.engine, service.actor, Slots(service.settings.slots), service.settings.secrets)
+    return Queue(service.engine, service.actor, Slots(service.settings.slots), service.settings.secrets, capacity())
 
 
 def _names_of(job: Job) -> dict[str, Any]:
@@ -389,6 +394,6 @@ class _Seen:
 
 def _is_too_long(job: Job) -> bool:
     """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
-    if job.minutes is None or job.started is None or not job.slots:
+    if job.minutes is None or job.started is None or not job.is_here:
         return False
     return store.seconds_run(job, time.time()) > 60 * job.minutes
