@@ -35,7 +35,9 @@ LEAST = {
         GET /api/facets
         GET /api/fields
         GET /api/openapi.json
+        GET /machine
         GET /api/limits
+        GET /api/machine
         GET /api/queue
         GET /api/ready-jobs
         GET /api/runs

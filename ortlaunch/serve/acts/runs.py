@@ -143,7 +143,8 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     """Asks a run to stop with a checkpoint, and does not wait for its end.
 
     Args:
-        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet.
+        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet;
+            ``now`` to end it without a checkpoint.
 
     Returns:
         ``said``, the text of the verb.
@@ -151,14 +152,15 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     run, process = Run(Path(request["run_dir"])), Process.stored(request.get("process"))
     if not _has_begun(run, process, request):
         return {"said": _interrupt(process)}
+    now = ["--now"] if request.get("now") else []
     _require_below(run.path, request)
     # A second request would end the run at once, without a checkpoint.
     with exclusive(run.cancel_lock, _CANCEL_SECONDS) as is_ours:
-        if not is_ours or run.stop_word() is not None:
+        if not is_ours or (not now and run.stop_word() is not None):
             return {"said": "it was asked to stop already"}
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            cancel([str(run.path), "--wait", "0"])
+            cancel([str(run.path), "--wait", "0", *now])
     return {"said": said.getvalue().strip()}
 
 

@@ -262,7 +262,8 @@ class _Walk:
 def amount(name: str, value: float) -> str:
     """Returns an amount of something in words."""
     if name in ("memory", "disk"):
-        return f"{value / (1 << 30):,.1f} GiB of {name}"
+        unit, shift = ("GiB", 30) if value >= 1 << 30 else ("MiB", 20)
+        return f"{value / (1 << shift):,.1f} {unit} of {name}"
     return f"{value:,g} {name if value != 1 else name.removesuffix('s')}"
 
 
