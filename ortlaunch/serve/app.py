@@ -40,6 +40,7 @@ from ortlaunch.serve.unfit import Unavailable, Unfit
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
     "queue": "ortlaunch.serve.dispatcher:make_queue",
+    "machine": "ortlaunch.serve.machine:make_machine",
     "runs": "ortlaunch.serve.index:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
     "webhooks": "ortlaunch.serve.webhooks:make_webhooks",

@@ -35,6 +35,9 @@ LEAST = {
         GET /api/facets
         GET /api/fields
         GET /api/openapi.json
+        GET /machine
+        GET /api/limits
+        GET /api/machine
         GET /api/queue
         GET /api/ready-jobs
         GET /api/runs
@@ -68,6 +71,7 @@ LEAST = {
         DELETE /api/webhooks/{webhook_id}
         GET /users
         GET /api/audit
+        PUT /api/limits/{role}
         GET /api/users
         POST /api/users
         PATCH /api/users/{user_id}
@@ -94,6 +98,7 @@ WITHOUT_TOKENS = {
     ("POST", "/api/session/password"),
     ("DELETE", "/api/session/others"),
     ("DELETE", "/api/session"),
+    ("PUT", "/api/limits/{role}"),
 }
 """What somebody who has stolen a token may not do with it: what outlives the token."""
 
@@ -148,6 +153,7 @@ def test_a_token_does_nothing_that_outlives_it(inside: InProcess) -> None:
     assert found == WITHOUT_TOKENS
     for method, path in sorted(WITHOUT_TOKENS):
         address = path.replace("{user_id}", str(inside.person("ada", Role.admin).user_id))
+        address = address.replace("{role}", "admin")
         body = {"name": "eve", "role": "admin", "old": PASSWORD, "new": "another good password"}
         answer = inside.client().request(method, address, headers=token(inside, "ada"), json=body)
         assert (answer.status_code, "a token may not do this" in answer.text) == (403, True), f"{method} {path}"

@@ -137,6 +137,91 @@ def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> No
     assert answer.json()["problems"][0]["message"] == "the run needs 4 slots, and this machine has 1"
 
 
+@pytest.mark.parametrize(
+    ("needs", "key", "said"),
+    [
+        ({"cores": 4096}, "launcher.workers_per_node", "the run needs 4,096 cores at least, and this machine has"),
+        ({"memory": 1e15}, "train.batch_size", "the run needs 931,322.6 GiB of memory at least, and this"),
+        ({"disk": 1e18}, "train.keep_checkpoints", "GiB of disk at least, and this machine has"),
+    ],
+)
+def test_a_run_that_needs_more_than_the_machine_has_is_refused(
+    desk: Desk, needs: dict[str, float], key: str, said: str
+) -> None:
+    desk.actor.needs |= needs
+    for path in ("/api/runs", "/api/runs/check"):
+        [problem] = desk.ask("ada", "POST", path, STEPS).json()["problems"]
+        assert (problem["key"], said in problem["message"]) == (key, True), problem
+    assert desk.jobs() == []
+
+
+def test_a_role_has_limits(desk: Desk) -> None:
+    admin = desk.inside.browser("ada", Role.admin)
+
+    def limit(**values: float) -> None:
+        assert desk.inside.client().put("/api/limits/runner", headers=admin, json=values).status_code == 204
+
+    def problems(**body: Any) -> list[tuple[str, str]]:
+        found = desk.ask("rob", "POST", "/api/runs", {**STEPS, **body}).json()
+        return [(one["key"], one["message"]) for one in found.get("problems", [])]
+
+    limit(memory=2, disk=1, hours=2)
+    desk.actor.needs |= {"memory": 3 << 30, "disk": 2 << 30}
+    refused = "the run needs 3.0 GiB of memory at least, and a runner may take 2.0 GiB of memory"
+    assert ("train.batch_size", refused) in problems()
+    assert [key for key, _ in problems(minutes=121)] == ["train.batch_size", "train.keep_checkpoints", "minutes"]
+    assert desk.ask("aude", "POST", "/api/runs", STEPS).status_code == 201, "another role has none"
+    desk.actor.needs |= {"memory": 1 << 30, "disk": 1 << 30}
+    assert problems() == []
+    job = desk.jobs()[-1]
+    assert (job.minutes, job.limits) == (120, {"memory": 2 << 30, "disk": 1 << 30})
+    assert desk.ask("rob", "POST", "/api/runs/check", {**STEPS, "minutes": 5}).json()["minutes"] == 5
+    limit(slots=1)
+    desk.actor.slots = 2
+    desk.inside.service.queue.slots.limit = 4
+    desk.inside.service.queue.slots._names = ("cpu0", "cpu1", "cpu2", "cpu3")
+    text = "the run needs 2 slots at least, and a runner may take 1 slot"
+    assert problems() == [("launcher.workers_per_node", text)]
+    shown = desk.ask("rob", "GET", "/api/limits").json()["runner"]
+    assert shown == {"slots": 1, "hours": None, "memory": None, "disk": None}
+    assert submitting.limits_for(desk.inside.service, desk.inside.person("rob", Role.runner)) == ["1 slots at a time"]
+    assert 'data-limits="runner"' in desk.inside.client().get("/queue", headers=admin).text
+    assert 'data-limits="runner"' not in desk.ask("rob", "GET", "/queue").text
+
+
+def test_one_person_holds_the_slots_that_the_role_may(desk: Desk) -> None:
+    admin = desk.inside.browser("ada", Role.admin)
+    desk.inside.client().put("/api/limits/runner", headers=admin, json={"slots": 1})
+    queue = desk.inside.service.queue
+    queue.slots.limit, queue.slots._names = 3, ("cpu0", "cpu1", "cpu2")
+    queue.capacity = {"cores": 100.0, "memory": 100.0}
+    for name in ("rob", "rob", "otto"):
+        desk.submit(name)
+    queue._decide()
+    states = [(job.owner, job.state, job.reason) for job in desk.jobs()]
+    waits = ("rob", "waiting", "its owner may hold 1 slot at a time")
+    assert states == [("rob", "starting", ""), waits, ("otto", "starting", "")]
+
+
+def test_a_run_on_the_cpu_takes_no_gpu_but_cores(desk: Desk) -> None:
+    queue = desk.inside.service.queue
+    queue.slots._names, queue.slots._next = ("gpu0",), float("inf")
+    queue.slots._withheld = {}
+    queue.capacity = {"cores": 3.0, "memory": 100.0}
+    desk.actor.on_gpu = True
+    desk.submit("rob")
+    desk.actor.on_gpu, desk.actor.needs["cores"] = False, 2
+    for name in ("otto", "aude"):
+        desk.submit(name)
+    queue._decide()
+    found = [(job.owner, job.state, job.slots, job.taken, job.reason) for job in desk.jobs()]
+    assert found == [
+        ("rob", "starting", 1, ["gpu0"], ""),
+        ("otto", "starting", 0, [], ""),
+        ("aude", "waiting", 0, [], "next: it needs 2 cores, 0 cores free"),
+    ]
+
+
 def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:
     slots = desk.inside.service.queue.slots
     slots._names, slots.trouble, slots._next = None, "nvidia-smi fails with exit code 255", float("inf")
@@ -377,7 +462,10 @@ def test_a_run_with_a_secret_goes_on_with_it_and_takes_it_into_the_bin(desk: Des
     assert kept(folder, job.run_dir) == {}
 
 
-@pytest.mark.parametrize("answer", [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}])
+@pytest.mark.parametrize(
+    "answer",
+    [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}, {"needs": {}}, {"needs": {"cores": "x"}}],
+)
 def test_an_answer_that_no_check_of_ours_gives_is_refused(
     desk: Desk, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

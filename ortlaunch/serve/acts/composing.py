@@ -29,6 +29,7 @@ from ortlaunch.launch.planning import default_name, plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.fields import PROFILE_OF_SLURM, key_of_own_code
 
 _LONGEST_TEXT = 60_000
@@ -58,7 +59,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``words`` (all of the command line), ``command``, ``plan`` (the text of the dry run), ``name``, ``experiment``,
-        ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``steps``.
+        ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``needs`` (see `needs_of`), ``steps``.
     """
     words = whole_words(request)
     config, plan = planned(words, request["run_key"])
@@ -74,6 +75,8 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         "run_dir": str(plan.run_dir),
         "launcher": config.launcher.name,
         "slots": slots_of(config),
+        "on_gpu": resolve_device(config.device) is Device.cuda,
+        "needs": needs_of(config),
         "steps": config.train.steps,
     }
 
@@ -110,7 +113,10 @@ def require_one_machine(config: Config, advice: str) -> None:
 
 
 def slots_of(config: Config) -> int:
-    """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU."""
+    """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU.
+
+    The CPU of a machine with GPUs has no slots; the service knows which it is.
+    """
     launcher = launcher_of(config)
     if isinstance(launcher, QueueLauncher):
         return 0

@@ -48,6 +48,8 @@ class Slots:
     """How many slots there are; None: all GPUs, or one group of workers on a machine without GPUs."""
     trouble: str = ""
     """Why the slots, or those that other processes use, cannot be told now; empty if they can."""
+    use: dict[str, dict[str, float]] = field(default_factory=dict)
+    """How ``busy`` each GPU is, and the share of its ``memory`` that is taken, by slot; as it was last told."""
     _names: tuple[str, ...] | None = None
     _withheld: dict[str, str] | None = None
     _held: dict[str, socket.socket] = field(default_factory=dict)
@@ -105,7 +107,9 @@ class Slots:
 
     def _ask(self) -> None:
         """Asks which GPUs there are, and which of them other processes use."""
-        present = _uuids()
+        listed = _gpus()
+        present = {index: uuid for index, (uuid, _) in listed.items()}
+        self.use = {f"{_GPU}{index}": use for index, (_, use) in listed.items() if use}
         names = tuple(f"{_GPU}{index}" for index in _visible(present))[: self.limit]
         if names and (self._names is None or not self._names[0].startswith(_GPU)):
             self._withheld = None
@@ -158,9 +162,15 @@ def _means(word: str, index: int, uuid: str) -> bool:
     return int(word) == index if word.isdecimal() else word.startswith("GPU-") and uuid.startswith(word)
 
 
-def _uuids() -> dict[int, str]:
-    """The UUIDs of the GPUs by their numbers."""
-    return {int(number): uuid for number, uuid in _query("gpu", "index,uuid", r"(\d+), *(GPU-\S+)")}
+def _gpus() -> dict[int, tuple[str, dict[str, float]]]:
+    """The UUIDs of the GPUs by their numbers, and how busy they are, where that can be told."""
+    columns = "index,uuid,utilization.gpu,memory.used,memory.total"
+    form = r"(\d+), *(GPU-\S+?)(?:, *(?:(\d+) %|\[.*?\]), *(?:(\d+) MiB|\[.*?\]), *(?:(\d+) MiB|\[.*?\]))?"
+    found = {}
+    for number, uuid, busy, used, total in _query("gpu", columns, form):
+        shares = {} if None in (busy, used, total) else {"busy": int(busy) / 100, "memory": int(used) / int(total)}
+        found[int(number)] = uuid, shares
+    return found
 
 
 def _used() -> frozenset[str]:

@@ -55,7 +55,7 @@ def queue(engine: Engine, actor: FakeActor) -> Iterator[Queue]:
 def add(engine: Engine, number: int = 1, owner: str = "ann", slots: int = 1, **changes: Any) -> str:
     """Puts a job into the queue."""
     shown = {"name": "n", "experiment": "e", "launcher": "local", "steps": 3, "words": ["x"]}
-    checked = {**shown, "run_dir": f"/nowhere/e/run{number}", "slots": slots, **changes.pop("checked", {})}
+    checked = {**shown, "run_dir": f"/nowhere/e/run{number}", "slots": slots, "needs": {}, **changes.pop("checked", {})}
     request = {"job": None, "keys": {}, "minutes": changes.pop("minutes", None)}
     with writing(engine) as session:
         key = f"20260101-000000-{number:06x}"
