@@ -78,9 +78,7 @@ class ServiceCollector(Collector):
         yield _one("relay_unsent_bytes", "Bytes of journals that tracking servers have not got.", unsent)
         yield _one("webhooks_waiting", "Messages to webhooks that were not delivered yet.", due)
         yield from self._slots({name for names in taken for name in names})
-        streams, files = self._service.streams.counts
-        yield _one("streams", "Open event streams.", streams)
-        yield _one("followed_files", "Files that are followed for event streams.", files)
+        yield _one("streams", "Open event streams.", self._service.streams.count)
         yield _one("index_age_seconds", "Time since the run folders were looked at.", self._service.runs.age)
 
     def _slots(self, taken: set[str]) -> Iterator[Metric]:
