@@ -31,7 +31,7 @@ class Service:
     queue: Any = None
     runs: Any = None
     streams: Any = None
-    webhooks: Any = None
+    on_end: Any = None
 
 
 def service_of(request: Request) -> Service:

@@ -45,6 +45,8 @@ class Settings:
     """The name by which the provider knows the service."""
     oidc_claim: str = "preferred_username"
     """The provider's claim that holds the name of the user here."""
+    on_end: str | None = None
+    """A command that is run for each run that ends."""
 
     @cached_property
     def database(self) -> Path:
@@ -55,6 +57,11 @@ class Settings:
     def lock_file(self) -> Path:
         """The file that the service of this database holds locked."""
         return self.database.with_suffix(".lock")
+
+    @property
+    def on_end_file(self) -> Path:
+        """What `on_end` was told."""
+        return self.database.with_name("on-end.json")
 
     @property
     def unix_users(self) -> Path:
