@@ -60,6 +60,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--root=runs", "--root=missing"], "there is no such folder"),
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
+        (["--on-end=/no/such/program a"], "there is no such program"),
+        (["--on-end='open"], "No closing quotation"),
         (["--link=ada"], "there is no database"),
         (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
