@@ -25,9 +25,9 @@ _INTRO = """\
 # Every key
 
 Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedules.
-`ortlaunch --cfg job` prints a composed configuration; `KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
-`null` removes a value. A number is finite, and within
-the bounds beside its type. Where a key belongs to one option of a group, the option has to be chosen first:
+`ortlaunch --cfg job` prints a composed configuration; `KEY=VALUE` changes it, and what is wrong in it is refused before
+anything starts. A key is typed as it stands here; `null` removes a value. A number is finite, and within the bounds
+beside its type. Where a key belongs to one option of a group, the option has to be chosen first:
 `trainer=deepspeed trainer.zero_stage=2`.
 """
 
