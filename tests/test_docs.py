@@ -71,6 +71,7 @@ def test_nothing_is_fetched_when_it_is_read(site: Path) -> None:
 
 def test_the_page_of_all_keys_is_made_of_the_schema(site: Path) -> None:
     assert "train.grad_accumulation" in (site / "reference.html").read_text()
+    assert (site / "precision.html").read_text().count("refused (1)") >= 6
 
 
 def test_the_api_page_is_made_of_the_docstrings(site: Path) -> None:

@@ -78,7 +78,8 @@ def begin(session: Session, startup: dict[str, float]) -> tuple[Built, Hooks, Ev
     leave_behind(session.start, session.workers, session.control)
     if session.journal is not None:
         data, loader = session.config.data, built.loader
-        journal_start(session, data.name, loader.fingerprint, without_secrets(loader.origin), session.journal)
+        origin = without_secrets(loader.origin)
+        journal_start(session, data.name, loader.fingerprint, origin, session.journal, loader.notes)
     session.begin(built, Feed(built.batches, session.workers.device, _weights(session, built)), recorder)
     return built, hooks, evaluation
 
@@ -131,7 +132,9 @@ def _weights(session: Session, built: Built) -> Weights | None:
     return Weights(built.items, None if session.workers.world_size == 1 else separate_group(session.config))
 
 
-def journal_start(session: Session, data: str, fingerprint: str, origin: str, journal: Journal) -> None:
+def journal_start(
+    session: Session, data: str, fingerprint: str, origin: str, journal: Journal, notes: Sequence[str] = ()
+) -> None:
     """Records the data and the machines, and where this attempt starts if it continues a run.
 
     Args:
@@ -140,10 +143,11 @@ def journal_start(session: Session, data: str, fingerprint: str, origin: str, jo
         fingerprint: a text by which it is known again.
         origin: where it comes from.
         journal: the run's journal.
+        notes: what the data has to say.
     """
     start, run = session.start, session.run
     tags = {"ortlaunch.data_fingerprint": fingerprint}
-    for note in (*start.notes, *built.loader.notes):
+    for note in (*start.notes, *notes):
         print(f"warning: {note}", flush=True)
     if session.attempt:
         tags["ortlaunch.restarts"] = str(session.attempt)
