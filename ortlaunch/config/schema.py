@@ -808,6 +808,9 @@ class ScriptConfig(Node):
     """The folder that the script starts in: that of the command line."""
     params: dict[str, Any] = field(default_factory=dict)
     """Values for arguments by name: ``{lr}`` in an argument becomes the value of `script.params.lr`."""
+    attach: dict[str, Any] = field(default_factory=dict)
+    """Keys of backend, trainer, train and seed for a script that calls `ortlaunch.attach()`. They may be typed without
+    `script.attach`."""
     signal: StopSignal = StopSignal.SIGTERM
     """The signal that each worker gets once when the run is to stop, `launcher.grace_seconds` before it is ended."""
 
@@ -865,6 +868,7 @@ def register_schemas() -> None:
 def _open_script() -> DictConfig:
     node: DictConfig = OmegaConf.structured(ScriptRun)
     OmegaConf.set_struct(node.script.params, False)
+    OmegaConf.set_struct(node.script.attach, False)
     return node
 
 

@@ -221,7 +221,7 @@ def _messages(row: Any, where: str) -> list[dict[str, Any]]:
     found = row.get(_MESSAGES) if isinstance(row, dict) else None
     if found is None and isinstance(row, dict) and isinstance(other := row.get(_OTHER_MESSAGES), list):
         found = [
-            {"role": _ROLES.get(one.get("from"), one.get("from")), "content": one.get("value")}
+            {"role": _ROLES.get(str(one.get("from")), one.get("from")), "content": one.get("value")}
             for one in other
             if isinstance(one, dict)
         ]

@@ -26,11 +26,12 @@ from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
+from ortlaunch.trainer.given_optimizer import names_in, optimizer_of
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept
+from ortlaunch.trainer.optimizers import masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedules import build_scheduler, current_factor
+from ortlaunch.trainer.schedules import rate_of
 from ortlaunch.trainer.statistics import normalize_in_fp32
 from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
@@ -44,7 +45,16 @@ _REMEDY = (
 class DeepSpeedEngine(Engine):
     """DeepSpeed with ZeRO 0 to 3."""
 
-    def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
+    counts_micro_batches = True
+
+    def __init__(
+        self,
+        inner: torch.nn.Module,
+        config: Config,
+        workers: Workers,
+        task: Task,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         import deepspeed
 
         cfg = config.trainer
@@ -72,11 +82,12 @@ class DeepSpeedEngine(Engine):
         """The weights that no micro-batch uses; None before the first one."""
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
         in_pieces = None if self._is_plain else f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
-        self._optimizer = build_optimizer(inner, config.optimizer, in_pieces=in_pieces)
+        self._optimizer, self._scheduler = optimizer_of(
+            config, inner, optimizer, names_in(optimizer, inner), in_pieces=in_pieces
+        )
         self._peak = config.optimizer.lr
         self._decays = any(group["weight_decay"] for group in self._optimizer.param_groups)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
-        self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         if config.train.precision is not Precision.fp32:
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
@@ -146,7 +157,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def lr(self) -> float:
-        return self._peak * current_factor(self._scheduler)
+        return rate_of(self._optimizer, self._scheduler, self._peak)
 
     @property
     def loss_scale(self) -> float | None:

@@ -39,7 +39,14 @@ class FsdpEngine(TorchEngine):
 
     _in_pieces = "trainer=fsdp"
 
-    def __init__(self, inner: nn.Module, config: Config, workers: Workers, task: Task) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        config: Config,
+        workers: Workers,
+        task: Task,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         cfg = config.trainer
         assert isinstance(cfg, FsdpConfig)
         self._cfg = cfg
@@ -47,7 +54,7 @@ class FsdpEngine(TorchEngine):
         self._workers = workers
         self._used = 0
         """A hash of which weights each step has used."""
-        super().__init__(inner, config, workers, task)
+        super().__init__(inner, config, workers, task, optimizer)
         _without_missing_kernels(self._optimizer)
         self._masks_on_device = self._masks_on_device and bool(self._optimizer.defaults.get("fused"))
 
