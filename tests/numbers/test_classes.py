@@ -113,7 +113,12 @@ def test_classes_are_learnt_and_counted_as_in_a_plain_loop(case, tmp_path):
     assert last == pytest.approx({"loss": float(found.loss), "accuracy": accuracy}, rel=1e-5)
     first = run("train.steps=3", "train.checkpoint_every=3")
     second = run("train.checkpoint_every=3", f"train.resume={first.run_dir}")
-    assert first.series("train/loss") | second.series("train/loss") == whole.series("train/loss")
+    losses = first.series("train/loss") | second.series("train/loss")
+    if config.backend.name == "compile":
+        # What is compiled for batches of any length depends on the first one's.
+        assert losses == pytest.approx(whole.series("train/loss"), rel=1e-6)
+    else:
+        assert losses == whole.series("train/loss")
 
 
 def _at(data, folder):
