@@ -187,6 +187,14 @@ class Loader:
         """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
         return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
 
+    def first_samples(self, number: int) -> Batch | None:
+        """The first samples of the data set in one batch, as its source makes one; None where there are not as many."""
+        if self._source.is_stream or (self.samples or 0) < number:
+            return None
+        numbers = list(range(number))
+        read = Numbered(self._source).__getitems__(Chosen(numbers, number))
+        return Collating(self._source.collate, self.origin).batch(read.samples, numbers)
+
     def close(self) -> None:
         """Ends the loader processes and waits for them. No batches follow. A second call does nothing."""
         self._closed = True

@@ -69,7 +69,7 @@ OPEN_MODELS = ("factory", "hf")
 """Models that take parameters which no file lists."""
 _OPTIONS_OF_AUTHORS = {
     "model": OPEN_MODELS,
-    "data": ("factory", "hf", "text", "tokens"),
+    "data": ("chat", "factory", "hf", "text", "tokens"),
     "optimizer": ("factory",),
     "scheduler": ("factory",),
 }

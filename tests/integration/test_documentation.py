@@ -11,6 +11,7 @@ import pytest
 from ortlaunch.cli import VERBS
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from tests.support.chat import write_classifier, write_model
 
 ROOT = Path(__file__).parents[2]
 _ID = "1a2b3c"
@@ -104,6 +105,20 @@ def test_every_command_about_ones_own_data_works(launch, tmp_path: Path) -> None
     assert result.returncode == 0, result.report
     assert "step 50/50  eval loss" in result.stdout
     assert launch(tmp_path, *estimated[1:], "device=cpu").returncode == 0
+
+
+@pytest.mark.nightly
+def test_every_command_about_chats_works(launch, tmp_path: Path) -> None:
+    for name, text in files("docs/chat.md").items():
+        (tmp_path / name).write_text(text)
+    write_model(tmp_path / "model")
+    write_classifier(tmp_path / "classifier")
+    for words in map(shlex.split, commands("docs/chat.md")):
+        more = () if words[1] == "export" else ("device=cpu", "launcher.workers_per_node=1")
+        result = launch(tmp_path, *words[1:], *more)
+        assert result.returncode == 0, result.report
+    assert "eval/accuracy" in result.stdout or "accuracy" in result.stdout
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file() and (tmp_path / "whole" / "config.json").is_file()
 
 
 @pytest.mark.nightly

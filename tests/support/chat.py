@@ -34,6 +34,24 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
     tokenizer.save_pretrained(str(folder))
 
 
+def write_model(folder: Path) -> None:
+    """Writes a small GPT-2 with its tokenizer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    size = {"n_positions": 128, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, eos_token_id=0, bos_token_id=0, **size)).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def write_classifier(folder: Path) -> None:
+    """Writes a small BERT for two classes, with its tokenizer."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertForSequenceClassification(BertConfig(vocab_size=300, **size)).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
 def conversations(count: int) -> list[list[dict[str, str]]]:
     """Questions and answers of different lengths, some with several turns."""
     return [
