@@ -118,7 +118,7 @@ def _sockets(pid: int) -> Iterator[int]:
     with os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with suppress(OSError):
-                name = os.readlink(entry.path)
+                name = str(Path(entry.path).readlink())
                 if name.startswith("socket:["):
                     yield int(name[8:-1])
 

@@ -23,7 +23,6 @@ from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.base.files import replace_text, size_of
 from ortlaunch.launch.exchange import Exchange
-from ortlaunch.run import failure
 from ortlaunch.run.identity import machine
 from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import APART_TAG
@@ -239,6 +238,9 @@ class ScriptWatch:
         beats = [self._run.beat(rank) for rank in self._run.beating_ranks()]
         if any(time.time() - float(beat.get("moved") or 0.0) <= limit for beat in beats):
             return
+        # Imported here, because every script waits for the imports of this module.
+        from ortlaunch.run import failure
+
         self._aborted = now
         for worker in self._workers.values():
             log = self._run.rank_log(worker.rank)
@@ -259,8 +261,8 @@ class ScriptWatch:
         """Shows on the terminal what the first worker has printed since the last call."""
         log = self._run.rank_log(0)
         new = size_of(log) - self._shown
-        # A script that ends at once may never have been seen.
-        if new <= 0 or not (0 in self._ranks or (self._done.is_set() and not self._ranks)):
+        # A worker that ends at once may never have been seen.
+        if new <= 0 or not (0 in self._ranks or (self._done.is_set() and self._node == 0)):
             return
         with suppress(OSError):
             if new > _MOST_SHOWN:
