@@ -396,9 +396,6 @@ def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
             "is_over": True,
             "seconds_left": None,
         }
-    elif values["state"] == State.STOPPED.value and job is not None and _saw_the_end(job, values["updated"]):
-        # The queue also knows what the run had taken too much of.
-        values["reason"] = job.reason
 
 
 def _saw_the_end(job: Row[*tuple[Any, ...]], updated: float) -> bool:
