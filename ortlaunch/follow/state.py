@@ -161,7 +161,8 @@ def _ended(record: Record) -> Standing:
 def _stopped(record: Record, step: int) -> Standing:
     """Returns the state of a run that was stopped at a step; 0 means that it had made none, or is a script."""
     before = "" if SCRIPT_TAG in record.tags else "before its first step"
-    return Standing(State.STOPPED, f"at step {step}" if step else before)
+    parts = (f"at step {step}" if step else before, record.tags.get(ENDED_TAG, ""))
+    return Standing(State.STOPPED, ": ".join(filter(None, parts)))
 
 
 def _of_job(record: Record, view: SchedulerView) -> Standing:

@@ -32,7 +32,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
 from ortlaunch.run.roots import note_root
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
-from ortlaunch.run.state import STOPPED_TAG
+from ortlaunch.run.state import ENDED_TAG, STOPPED_TAG
 from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
@@ -132,8 +132,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: RunConfig) -> None
     if plan.backend_reason is not None:
         tags["ortlaunch.backend_reason"] = plan.backend_reason
     if plan.attempt:
-        # That of the attempt before: this one has not been stopped.
-        tags[STOPPED_TAG] = ""
+        # Those of the attempt before: this one has not been stopped.
+        tags |= {STOPPED_TAG: "", ENDED_TAG: ""}
     if changed := other_code(plan.files, plan.attempt):
         tags["ortlaunch.changed_code"] = changed
     if (git := record["git"]) is not None:

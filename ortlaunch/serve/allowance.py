@@ -85,15 +85,15 @@ def allowed(service: Service, caller: Caller, minutes: float | None, checked: Ma
     ]
     units = {"memory": _GIB, "disk": _GIB}
     may = {name: value * units.get(name, 1) for name, value in limits.items() if value is not None}
-    asked = {**needs, "slots": checked["slots"]}
+    asked, role = {**needs, "slots": checked["slots"]}, caller.role.name
     problems += [
-        Problem(_KEYS[name], f"{_needs(name, asked[name])}, and a {caller.role.name} may take {amount(name, limit)}")
+        Problem(_KEYS[name], f"{_needs(name, asked[name])}, and the role {role} may take {amount(name, limit)}")
         for name, limit in may.items()
         if asked.get(name, 0) > limit
     ]
     hours = may.pop("hours", math.inf)
     if minutes is not None and minutes > 60 * hours:
-        problems.append(Problem("minutes", f"a run of a {caller.role.name} may take {60 * hours:g} minutes"))
+        problems.append(Problem("minutes", f"a run of the role {role} may take {60 * hours:g} minutes"))
     if problems:
         raise Unfit(*problems)
     return Allowance(60 * hours if minutes is None and hours < math.inf else minutes, may)

@@ -356,8 +356,9 @@ class Queue:
         with writing(self.engine) as session:
             job = session.get_one(Job, job_id)
             if job.state in (JobState.STARTING, JobState.RUNNING):
-                # Who stopped it, or what it had taken too much of, is not in its folder.
-                reason = "; ".join(dict.fromkeys(one for one in (job.reason, reason) if one))
+                # Why it was stopped may not have come into its folder.
+                if job.reason not in reason:
+                    reason = f"{job.reason}; {reason}" if reason else job.reason
                 store.note_end(session, job, state, outcome=outcome, reason=reason)
         self.wake()
 
@@ -371,7 +372,8 @@ class Queue:
         """Asks a run to stop with a checkpoint, or ends it."""
         process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
         try:
-            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before, "now": at_once}
+            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before}
+            request |= {"now": at_once, "reason": job.reason}
             self.actor.call(job.unix_user, "cancel", request)
         except Refused as error:
             _log.warning("stop %s: %s", job.id, printable(error.message))

@@ -167,7 +167,7 @@ def test_a_role_has_limits(desk: Desk) -> None:
 
     limit(memory=2, disk=1, hours=2)
     desk.actor.needs |= {"memory": 3 << 30, "disk": 2 << 30}
-    refused = "the run needs 3.0 GiB of memory at least, and a runner may take 2.0 GiB of memory"
+    refused = "the run needs 3.0 GiB of memory at least, and the role runner may take 2.0 GiB of memory"
     assert ("train.batch_size", refused) in problems()
     assert [key for key, _ in problems(minutes=121)] == ["train.batch_size", "train.keep_checkpoints", "minutes"]
     assert desk.ask("aude", "POST", "/api/runs", STEPS).status_code == 201, "another role has none"
@@ -180,7 +180,7 @@ def test_a_role_has_limits(desk: Desk) -> None:
     desk.actor.slots = 2
     desk.inside.service.queue.slots.limit = 4
     desk.inside.service.queue.slots._names = ("cpu0", "cpu1", "cpu2", "cpu3")
-    text = "the run needs 2 slots at least, and a runner may take 1 slot"
+    text = "the run needs 2 slots at least, and the role runner may take 1 slot"
     assert problems() == [("launcher.workers_per_node", text)]
     shown = desk.ask("rob", "GET", "/api/limits").json()["runner"]
     assert shown == {"slots": 1, "hours": None, "memory": None, "disk": None}

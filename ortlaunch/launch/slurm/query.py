@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ortlaunch.base.user import user_cache
+from ortlaunch.base.user import account_name, user_cache
 from ortlaunch.launch.jobs import FRESH_SECONDS, Answer, whose_jobs
 from ortlaunch.launch.slurm import programs
 from ortlaunch.run.roots import keep
@@ -71,7 +71,7 @@ def queue(max_age: float = FRESH_SECONDS) -> Queue:
     user = whose_jobs()
     layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
     words = ["--noheader", "--array", f"--user={user}", "--states=all", f"--Format={layout}"]
-    return _cached(f"queue-{user}", max_age, lambda: _asked("squeue", words, _queued))
+    return _cached(f"queue-{user}", max_age, lambda: _unless_hidden(user, _asked("squeue", words, _queued)))
 
 
 def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
@@ -111,6 +111,16 @@ def _asked(program: str, words: list[str], parse: Callable[[str], dict[str, Job]
         said = next(reversed(answer.said.strip().splitlines()), f"exit code {answer.code}")
         return Queue(problem=said if said.startswith(program) else f"{program}: {said}")
     return Queue(parse(answer.text))
+
+
+def _unless_hidden(user: str, answer: Queue) -> Queue:
+    """Returns an answer, or that there is none where SLURM may only keep another user's jobs from this one."""
+    if answer.jobs or answer.problem or account_name() in (user, "root"):
+        return answer
+    settings = programs.call("scontrol", "show", "config").text
+    if re.search(r"^PrivateData\s*=.*\bjobs\b", settings, re.MULTILINE) is None:
+        return answer
+    return Queue(problem=f"SLURM does not show the jobs of {user} to {account_name()} (PrivateData=jobs)")
 
 
 def _queued(text: str) -> dict[str, Job]:

@@ -27,6 +27,7 @@ from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.run.settings import read_settings
+from ortlaunch.run.state import ENDED_TAG
 from ortlaunch.serve.acts.composing import own_code_in, require_one_machine, slots_of
 from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
@@ -144,7 +145,7 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet;
-            ``now`` to end it without a checkpoint.
+            ``now`` to end it without a checkpoint; ``reason``, why it is not its owner who stops it.
 
     Returns:
         ``said``, the text of the verb.
@@ -158,6 +159,9 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     with exclusive(run.cancel_lock, _CANCEL_SECONDS) as is_ours:
         if not is_ours or (not now and run.stop_word() is not None):
             return {"said": "it was asked to stop already"}
+        if request.get("reason"):
+            with run.journal() as journal:
+                journal.tags({ENDED_TAG: request["reason"]})
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
             cancel([str(run.path), "--wait", "0", *now])

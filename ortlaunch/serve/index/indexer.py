@@ -385,7 +385,12 @@ def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
     """Adds to a run what the queue knows of it."""
     values["job"], values["owner"] = (None, values["unix_user"]) if job is None else (job.id, job.owner)
     # A run whose launcher is gone with its container or machine never says that it has ended. The queue has found out.
-    if values["state"] == State.UNKNOWN.value and job is not None and _saw_the_end(job, values["updated"]):
+    # One of a scheduler that hides its jobs from the service is told by the child that acts for its owner.
+    if (
+        values["state"] in (State.UNKNOWN.value, State.QUEUED.value)
+        and job is not None
+        and _saw_the_end(job, values["updated"])
+    ):
         values |= {
             "state": job.outcome,
             "reason": job.reason,
@@ -393,9 +398,6 @@ def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
             "is_over": True,
             "seconds_left": None,
         }
-    elif values["state"] == State.STOPPED.value and job is not None and _saw_the_end(job, values["updated"]):
-        # The queue also knows what the run had taken too much of.
-        values["reason"] = job.reason
 
 
 def _saw_the_end(job: Row[*tuple[Any, ...]], updated: float) -> bool:

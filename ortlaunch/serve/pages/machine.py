@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -31,16 +30,18 @@ def _charts(found: Machine) -> list[tuple[str, float, str]]:
     now = found.now
     if now is None:
         return []
-    asked: list[tuple[str, Callable[[Look], float]]] = [
-        ("Cores", lambda look: look.cores),
-        ("Memory", lambda look: look.memory),
-        ("Disk", lambda look: look.disk),
-    ]
-    for name in now.gpus:
-        for what in ("busy", "memory"):
-            asked.append((f"{name}, {what}", lambda look, n=name, w=what: look.gpus.get(n, {}).get(w, 0.0)))
+    parts = {name.capitalize(): (name, "") for name in ("cores", "memory", "disk")}
+    parts |= {f"{gpu}, {what}": (gpu, what) for gpu in now.gpus for what in ("busy", "memory")}
     looks = [*found.day, now]
-    return [(name, share(now), " ".join(_point(look, share(look), now.at) for look in looks)) for name, share in asked]
+    return [
+        (title, _share(now, *part), " ".join(_point(look, _share(look, *part), now.at) for look in looks))
+        for title, part in parts.items()
+    ]
+
+
+def _share(look: Look, name: str, what: str) -> float:
+    found = look.gpus.get(name, {}).get(what, 0.0) if what else getattr(look, name)
+    return float(found)
 
 
 def _point(look: Look, share: float, now: float) -> str:

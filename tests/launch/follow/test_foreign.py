@@ -12,7 +12,15 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import TRUST
 from ortlaunch.cli import dispatch
+from ortlaunch.follow.rows import Survey
+from ortlaunch.follow.state import State
+from ortlaunch.launch.jobs import of_user
+from ortlaunch.launch.slurm import query
 from ortlaunch.run.checkpoints import Store
+from ortlaunch.run.folders import folder_at
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import STATE_TAG
+from tests.launch.follow.conftest import Maker
 from tests.support.users import give_away, needs_root, share
 
 Verbs = Callable[[Path], list[list[str]]]
@@ -121,3 +129,29 @@ def test_a_run_of_another_user_is_still_shown(theirs: Path, capsys: pytest.Captu
     for arguments in (["jobs"], ["status", "theirs"], ["logs", "theirs", "--log", "steps"]):
         assert dispatch(arguments) == 0
     assert re.search(r"^not yours: +it belongs to the user nobody$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "state", "reason"),
+    [
+        ("accounts,jobs", State.QUEUED, "SLURM does not show the jobs of daemon to ortlaunch (PrivateData=jobs)"),
+        ("none", State.KILLED, "SLURM no longer knows job 12, which had not begun"),
+    ],
+)
+def test_a_job_that_slurm_hides_from_who_asks_is_not_taken_for_killed(
+    make_run: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, state: State, reason: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, says in (("squeue", ":"), ("sacct", ":"), ("scontrol", f"echo 'PrivateData             = {hidden}'")):
+        (programs / name).write_text(f"#!/bin/sh\n{says}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(query, "account_name", lambda: "ortlaunch")
+    run = make_run(job={"scheduler": "slurm", "job_id": "12", "submitted": 1.0}, end=None, step=None)
+    with Run(run).journal() as journal:
+        journal.tags({STATE_TAG: "queued"})
+    with of_user("daemon"):
+        folder = folder_at(run)
+        [row] = Survey([folder]).rows([folder])
+    assert (row.state, row.is_over, row.reason) == (state, state is State.KILLED, reason)
