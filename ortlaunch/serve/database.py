@@ -1,4 +1,4 @@
-"""The service's database: users, tokens, the queue, the audit, and an index of the runs.
+"""The service's database: users, tokens, the queue and the audit.
 
 Run folders stay the truth about runs. What only the database knows is who may do what, and which requests wait.
 """
@@ -23,7 +23,7 @@ from ortlaunch.base.ownership import require_own
 
 VERSION = 1
 """Counts the changes of the tables. It stands in SQLite's `user_version`."""
-TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables", "ortlaunch.serve.index.tables")
+TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables")
 """The modules that declare tables."""
 _BUSY_SECONDS = 10
 _WRITES = "ortlaunch_writes"
