@@ -27,7 +27,7 @@ from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settin
 if TYPE_CHECKING:
     from ortlaunch.serve.service import Service
 
-NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
+NEEDED = ("alembic", "argon2", "fastapi", "httptools", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
@@ -202,21 +202,28 @@ def _serve(settings: Settings) -> int:
     import uvicorn
 
     from ortlaunch.serve.app import make_app
+    from ortlaunch.serve.connections import protocol_for
     from ortlaunch.serve.database import check_database
 
     check_database(settings.database)
     # It comes first: a port that is taken leaves no folder and no lock file behind.
     bound = _bound(settings)
-    try:
-        settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"serve: the folder {settings.database.parent} cannot be made: {error.strerror}: choose another place by "
-            "--root or --database"
-        ) from None
-    with exclusive(settings.lock_file) as mine:
+    for folder in (settings.database.parent, settings.slots_lock.parent):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError(
+                f"serve: the folder {folder} cannot be made: {error.strerror}: choose another place by --root or "
+                "--database"
+            ) from None
+    with exclusive(settings.lock_file) as mine, exclusive(settings.slots_lock) as mine_alone:
         if not mine:
             raise RequestError(_another(settings))
+        if not mine_alone:
+            raise RequestError(
+                f"serve: another service starts the runs of {settings.root} on this machine, with another database: "
+                "name another run root with --root"
+            )
         app = make_app(settings)
         _greet(settings, app.state.service, bound.getsockname()[1])
         config = uvicorn.Config(
@@ -226,6 +233,7 @@ def _serve(settings: Settings) -> int:
             server_header=False,
             ws="none",
             lifespan="on",
+            http=protocol_for(settings.trusted_proxy),
             proxy_headers=settings.trusted_proxy is not None,
             forwarded_allow_ips=settings.trusted_proxy,
             ssl_certfile=settings.tls_certificate,

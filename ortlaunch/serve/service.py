@@ -29,6 +29,7 @@ class Service:
     """Who vouches for people beside their passwords."""
     actor: Any = None
     queue: Any = None
+    machine: Any = None
     runs: Any = None
     streams: Any = None
     on_end: Any = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,16 @@ class Settings:
     def lock_file(self) -> Path:
         """The file that the service of this database holds locked."""
         return self.database.with_suffix(".lock")
+
+    @property
+    def slots_lock(self) -> Path:
+        """The file that the service of the run root's slots on this machine holds locked, whatever its database."""
+        return self.root.absolute() / ".serve" / f"slots-{socket.gethostname()}.lock"
+
+    @property
+    def secrets(self) -> Path:
+        """The folder with the secrets of runs; see `ortlaunch.serve.kept`."""
+        return self.database.with_name("secrets")
 
     @property
     def on_end_file(self) -> Path:

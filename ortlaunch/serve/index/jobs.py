@@ -12,8 +12,8 @@ from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.reading import Listed
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 
-_RUNNING, _STOPPING, _KILLED, _UNKNOWN = (
-    one.value for one in (State.RUNNING, State.STOPPING, State.KILLED, State.UNKNOWN)
+_RUNNING, _STOPPING, _STOPPED, _KILLED, _UNKNOWN = (
+    one.value for one in (State.RUNNING, State.STOPPING, State.STOPPED, State.KILLED, State.UNKNOWN)
 )
 _BEFORE_RUNNING = (JobState.WAITING, JobState.STARTING)
 _WITHOUT_RUN = (*OPEN_STATES, JobState.REFUSED, JobState.CANCELLED)
@@ -104,6 +104,10 @@ def shown_state(run: Listed | None, jobs: OfRun | None) -> tuple[str, str] | Non
         return job.state, job.reason
     if job.state == JobState.RUNNING:
         return _while_it_runs(run, job)
+    begun = _seen_end(run, jobs)
+    if begun is not None and run.state == _STOPPED:
+        # The queue also knows what the run had taken too much of.
+        return run.state, begun.reason
     lost = lost_by(run, jobs)
     return (run.state, run.reason) if lost is None else (lost.outcome, lost.reason)
 
@@ -111,12 +115,15 @@ def shown_state(run: Listed | None, jobs: OfRun | None) -> tuple[str, str] | Non
 def lost_by(run: Listed, jobs: OfRun | None) -> QueueJob | None:
     """Returns the job whose end was found out by the queue alone; None where the folder tells the run's end.
 
-    A run whose launcher is gone with its container or machine never says that it has ended. It may have been continued
-    after it, for example from a command line elsewhere.
+    A run whose launcher is gone with its container or machine never says that it has ended.
     """
+    return None if run.has_end else _seen_end(run, jobs)
+
+
+def _seen_end(run: Listed, jobs: OfRun | None) -> QueueJob | None:
+    """The job that is over, if the run was not continued after it, for example from a command line elsewhere."""
     begun = jobs.begun if jobs is not None else None
-    is_lost = begun is not None and not run.has_end and begun.outcome and (begun.ended or 0) >= run.updated
-    return begun if is_lost else None
+    return begun if begun is not None and begun.outcome and (begun.ended or 0) >= run.updated else None
 
 
 def _while_it_runs(run: Listed, job: QueueJob) -> tuple[str, str]:

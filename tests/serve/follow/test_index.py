@@ -483,6 +483,11 @@ STOPPED = {"state": "stopped", "is_over": True, "has_end": True}
             {"state": "waiting", "resumes": True},
             ("waiting", ""),
         ),
+        (
+            {**STOPPED, "reason": "at step 5"},
+            {"state": "ended", "started": 50.0, "ended": 101.0, "outcome": "stopped", "reason": "more than 2 hours"},
+            ("stopped", "more than 2 hours"),
+        ),
         # The queue has found out what the folder cannot say.
         (
             {"state": "unknown", "reason": "no sign of life"},
