@@ -41,7 +41,7 @@ PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
     "queue": "ortlaunch.serve.dispatcher:make_queue",
     "machine": "ortlaunch.serve.machine:make_machine",
-    "runs": "ortlaunch.serve.index:make_runs",
+    "runs": "ortlaunch.serve.index.indexer:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
     "on_end": "ortlaunch.serve.on_end:make_on_end",
 }

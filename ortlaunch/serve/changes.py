@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
-from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.indexer import Change
-from ortlaunch.serve.queue.tables import OPEN_STATES, Job
+from ortlaunch.serve.index.jobs import OfRun
 from ortlaunch.serve.service import Service
 
+_LOG = logging.getLogger(__name__)
 _KEPT = 500
 """Steps that are kept for pages that come back."""
 _FRESH_SECONDS = 10.0
 """A page that was made so long ago may lack changes from before its stream began."""
-_NEWEST_JOBS = 100
-"""So many of the latest jobs are looked at though they may be over."""
 
 
 class Changes:
@@ -29,8 +27,9 @@ class Changes:
         self._epoch = secrets.token_hex(3)
         """Another start of the service does not know the numbers of this one."""
         self._kept: tuple[tuple[int, float, Change], ...] = ()
-        self._jobs: dict[str, tuple[object, ...]] = {}
-        """The open jobs as they were last, by their run folders."""
+        self._jobs: dict[str, OfRun] = {}
+        self._positions: dict[str, int] = {}
+        """The places of the waiting jobs in the queue, by their ids."""
         self.number = 0
         """The latest step."""
         if service.runs is not None:
@@ -68,22 +67,23 @@ class Changes:
 
     def _note(self, change: Change) -> None:
         """Takes what the index has found after a look at the folders."""
-        jobs = self._jobs_now()
-        moved = {place for place in jobs.keys() | self._jobs.keys() if jobs.get(place) != self._jobs.get(place)}
-        self._jobs = jobs
-        if not change.places and not moved and not change.gone:
-            return
-        step = (self.number + 1, time.monotonic(), Change(change.places | moved, change.gone))
-        self._kept = (*self._kept[1 - _KEPT :], step)
-        self.number += 1
+        moved = self._moved()
+        if change.places or moved or change.gone:
+            step = (self.number + 1, time.monotonic(), Change(change.places | moved, change.gone))
+            self._kept = (*self._kept[1 - _KEPT :], step)
+            self.number += 1
 
-    def _jobs_now(self) -> dict[str, tuple[Any, ...]]:
-        """What the rows show of the queue's open and newest jobs, by their run folders."""
-        columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
-        # Of a job that was submitted and taken back since the last call, both calls would see nothing otherwise.
-        newest = select(func.max(Job.number) - _NEWEST_JOBS).scalar_subquery()
-        looked_at = Job.state.in_(OPEN_STATES) | (Job.number > newest)
-        with reading(self._service.engine) as session:
-            found = session.execute(select(*columns).where(looked_at).order_by(Job.number)).all()
-        positions = self._service.queue.positions()
-        return {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
+    def _moved(self) -> set[str]:
+        """The run folders whose jobs have changed, or have another place in the queue; none if it cannot be asked."""
+        try:
+            jobs, positions = self._service.runs.jobs.now(), self._service.queue.positions()
+        except SQLAlchemyError:
+            _LOG.exception("it could not be asked which jobs have changed")
+            return set()
+        moved = {place for place, of_run in jobs.items() if self._jobs.get(place) != of_run}
+        if positions != self._positions:
+            by_id = {of_run.latest.id: place for place, of_run in jobs.items()}
+            ids = {one for one, _ in positions.items() ^ self._positions.items()}
+            moved |= {by_id[one] for one in ids if one in by_id}
+        self._jobs, self._positions = jobs, positions
+        return moved

@@ -63,13 +63,6 @@ def main(arguments: list[str]) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise RequestError(f"serve: these packages are missing: {', '.join(missing)} (pip install 'ortlaunch[serve]')")
-    if options.rebuild_index:
-        if not settings.root.is_dir():
-            raise RequestError(f"serve: --root {settings.root}: there is no such folder")
-        from ortlaunch.serve.index import rebuild
-
-        say(rebuild(settings))
-        return exit_codes.DONE
     if options.link is not None:
         _print_link(settings, options.link)
         return exit_codes.DONE
@@ -335,6 +328,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--oidc-client", metavar="ID", help=f"how the provider knows the service; its secret is in {OIDC_SECRET}")
     add("--oidc-claim", metavar="NAME", default="preferred_username", help="the claim with the user's name here")
     add("--on-end", metavar="COMMAND", help="run for each run that ends, with JSON on its standard input")
-    add("--rebuild-index", action="store_true", help="make the index of the runs anew from their folders, and end")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

@@ -12,10 +12,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.files import PRIVATE, replace
+from ortlaunch.serve.index.listing import ended
 from ortlaunch.serve.service import Service
 
 _LOG = logging.getLogger(__name__)
@@ -110,4 +112,4 @@ class OnEnd:
 def make_on_end(service: Service) -> OnEnd | None:
     """Returns what runs the command of a service; None without one."""
     command = service.settings.on_end
-    return OnEnd(command, service.settings.on_end_file, service.runs.ended) if command else None
+    return OnEnd(command, service.settings.on_end_file, partial(ended, service)) if command else None

@@ -25,7 +25,6 @@ from starlette.types import Receive, Scope, Send
 
 from ortlaunch.serve.access import Caller, those_allowed
 from ortlaunch.serve.changes import Changes
-from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.logs import log_file
 from ortlaunch.serve.index.finding import Found, find
 from ortlaunch.serve.index.listing import rows_of
@@ -276,8 +275,7 @@ class Streams:
         return now, b"".join(encoded("run", {"id": row["id"], "row": row, "points": {}}) for row in rows)
 
     def _rows(self, places: list[str]) -> list[Any]:
-        with reading(self._service.engine) as session:
-            return list(rows_of(session, self._service.queue.positions(), places).values())
+        return list(rows_of(self._service, places).values())
 
     async def _refused(self) -> set[Caller] | None:
         """Those who may not listen any more; None if it cannot be asked: the browsers then come back."""

@@ -63,7 +63,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--on-end=/no/such/program a"], "there is no such program"),
         (["--on-end='open"], "No closing quotation"),
         (["--link=ada"], "there is no database"),
-        (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -252,8 +251,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
             "another program .alembic_ver",
         ),
         (
-            [f"PRAGMA user_version = {database.VERSION}", "CREATE TABLE runs (place, key)"],
-            "table runs .* lacks run_id, ",
+            [f"PRAGMA user_version = {database.VERSION}", "CREATE TABLE jobs (id, number)"],
+            "table jobs .* lacks user_id, ",
         ),
     ],
     ids=["of another program", "older tables"],

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from ortlaunch.run.run import Run
 from ortlaunch.serve.access import Role
+from ortlaunch.serve.index.listing import ended
 from ortlaunch.serve.on_end import OnEnd
 from ortlaunch.serve.queue.store import Slate
 from ortlaunch.serve.service import Service
@@ -31,7 +33,7 @@ def told(service: Service, tmp_path: Path) -> OnEnd:
     )
     (tmp_path / "exit").write_text("0")
     command = shlex.join([sys.executable, str(script)])
-    return OnEnd(command, tmp_path / "on-end.json", lambda since: service.runs.ended(since))
+    return OnEnd(command, tmp_path / "on-end.json", partial(ended, service))
 
 
 def again(told: OnEnd) -> OnEnd:
