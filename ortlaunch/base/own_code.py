@@ -35,11 +35,15 @@ def report_deaths() -> None:
 
 def is_users(file: str) -> bool:
     """Whether a source file is the user's own."""
-    path = Path(file)
-    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
-    if {"site-packages", "dist-packages"} & set(path.parts) or is_put_there_by_pip(path):
+    if file.startswith(_others()) or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in others)
+    return Path(file).is_file() and not is_put_there_by_pip(Path(file))
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """Returns what the files of the standard library and of this package begin with."""
+    return tuple(f"{folder}{os.sep}" for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
 
 
 def is_put_there_by_pip(path: Path) -> bool:
@@ -69,7 +73,9 @@ def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]
     before, begin, report = log.rpartition(f"{_FATAL}{_NAMES.get(number, 'none')}\n")  # type: ignore[call-overload]
     if not begin:
         return [], log
-    thread = report.partition("(most recent call first):\n")[2].partition("\n\n")[0]
+    # Threads that have waited meanwhile may come first.
+    current = report.partition("Current thread ")[2] or report
+    thread = current.partition("(most recent call first):\n")[2].partition("\n\n")[0]
     found = map(_FRAME.match, thread.splitlines())
     return [(frame["file"], int(frame["line"]), frame["name"]) for frame in found if frame], before
 

@@ -94,7 +94,15 @@ def killed_by_segv(tmp_path: Path, log: str) -> failure.Failure:
 
 
 def stack(*frames: str) -> str:
-    lines = ["", "Current thread 0x1 [python] (most recent call first):", *frames, "", "Extension modules: numpy"]
+    other = ["", "Thread 0x2 [beat] (most recent call first):", f'  File "{__file__}", line 3 in wait']
+    lines = [
+        *other,
+        "",
+        "Current thread 0x1 [python] (most recent call first):",
+        *frames,
+        "",
+        "Extension modules: numpy",
+    ]
     return "\n".join(["Fatal Python error: Segmentation fault", *lines, ""])
 
 

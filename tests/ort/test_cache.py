@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
-import importlib.metadata
+import hashlib
 import json
 import os
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig
 from ortlaunch.models.registry import build_model
-from ortlaunch.ort import session
-from ortlaunch.ort.cache import exports as export_cache
-from ortlaunch.ort.cache import key as export_key
+from ortlaunch.models.task import Batch, make_task
+from ortlaunch.ort import cache, session
+from ortlaunch.ort.kernels import shapes
+from ortlaunch.ort.verify.fitting import Fitting
+from ortlaunch.ort.verify.python_values import described
 from ortlaunch.ort.verify.reference import Reference
 from tests.ort.starts import Start
 
@@ -60,11 +66,6 @@ def test_the_second_start_is_a_hit_and_equal_to_the_first(net: Path) -> None:
     assert second["grad"] == first["grad"]
     # Dropout is not frozen. (With ONNX Runtime's own kernel the first two calls draw the same, cached or not.)
     assert len(set(second["losses"])) > 1
-
-
-def test_where_it_exports_anew_a_kept_export_is_not_read(net: Path) -> None:
-    start(net)
-    assert start(net, anew=True)["origins"] == ["stored"]
 
 
 def test_an_export_leaves_nothing_behind_that_makes_the_next_of_the_process_a_miss(net: Path) -> None:
@@ -118,20 +119,21 @@ def test_switched_off_it_keeps_and_takes_nothing(net: Path) -> None:
 def test_processes_that_start_together_all_succeed_and_leave_one_export(net: Path) -> None:
     together = [begun.end() for begun in [Start(net) for _ in range(2)]]
     assert {origin for result in together for origin in result["origins"]} <= {"stored", "hit"}
-    (entry,) = (net / "exports").iterdir()
-    assert {path.name for path in entry.iterdir()} == {"export", "facts.json", "shapes"}
+    assert sorted(path.suffix for path in (net / "exports").iterdir()) == [".json", ".onnx", ".shapes"]
     assert start(net)["origins"] == ["hit"]
 
 
+@pytest.mark.parametrize(("suffix", "origin"), [("onnx", "stored"), ("shapes", "hit")])
 @pytest.mark.parametrize("damage", [b"", b"x" * 100])
-def test_a_damaged_export_is_made_anew(net: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_made_anew(net: Path, suffix: str, origin: str, damage: bytes) -> None:
     first = start(net)
-    (file,) = (net / "exports").glob("*/export")
+    (file,) = (net / "exports").glob(f"*.{suffix}")
+    content = file.read_bytes()
     file.write_bytes(damage)
     again = start(net)
-    assert again["origins"] == ["stored"]
+    assert again["origins"] == [origin]
     assert again["grad"] == first["grad"]
-    assert start(net)["origins"] == ["hit"]
+    assert file.read_bytes() == content
 
 
 def test_a_cache_that_cannot_be_written_to_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +143,10 @@ def test_a_cache_that_cannot_be_written_to_is_used_all_the_same(monkeypatch: pyt
     def refuse(*_arguments: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(export_cache.os, "utime", refuse)
+    monkeypatch.setattr(cache.os, "utime", refuse)
     ort = wrapped(torch.nn.Linear(4, 3))
-    ort(torch.rand(2, 4)).sum().backward()
+    with cache.reading():
+        ort(torch.rand(2, 4)).sum().backward()
     assert session.export_origins(ort) == ["hit"]
 
 
@@ -158,19 +161,6 @@ class Frozen(torch.nn.Module):
         return self.linear(x) if x.sum() > 0 else -self.linear(x)
 
 
-class Counting(torch.nn.Module):
-    """Changes as it is traced."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.calls = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.linear(x) * self.calls
-
-
 class Statistics(torch.nn.Module):
     """Its buffers change as it is traced."""
 
@@ -183,39 +173,18 @@ class Statistics(torch.nn.Module):
         return self.norm(self.linear(x))
 
 
-class Opaque(torch.nn.Module):
-    """Holds something that cannot be written down."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.open = iter([2.0] * 100)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
-
-
 def wrapped(model: torch.nn.Module, **cfg: bool) -> torch.nn.Module:
     return session.wrap(model, OrtConfig(**cfg), threads=1, onnx_dir=Path())
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Frozen, f"depends on a tensor's value at {__file__}:"),
-        (Counting, "changes an attribute of the model"),
-        (Opaque, "model.open is a list_iterator"),
-    ],
-)
-def test_what_another_start_could_export_otherwise_is_not_kept(model: type[torch.nn.Module], reason: str) -> None:
-    ort = wrapped(model())
+def test_a_trace_that_has_read_a_value_is_not_kept() -> None:
+    ort = wrapped(Frozen())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ort(torch.rand(2, 4)).sum().backward()
     (origin,) = session.export_origins(ort)
-    assert origin.startswith("not stored: ")
-    assert reason in origin
-    assert not export_cache.folder().exists()
+    assert origin.startswith(f"not stored: the trace depends on a tensor's value at {__file__}:")
+    assert not cache.folder().exists()
 
 
 def test_batch_statistics_are_the_same_with_and_without_the_cache() -> None:
@@ -225,23 +194,10 @@ def test_batch_statistics_are_the_same_with_and_without_the_cache() -> None:
         torch.manual_seed(0)
         ort = wrapped(Statistics(), **cfg)
         for _ in range(2):
-            ort(torch.rand(5, 4)).sum().backward()
+            with cache.reading():
+                ort(torch.rand(5, 4)).sum().backward()
         results.append({name: buffer.tolist() for name, buffer in ort.named_buffers()})
     assert results[0] == results[1] == results[2]
-
-
-def test_whoever_listens_for_the_tracers_warnings_hears_them_at_a_hit() -> None:
-    heard = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        ort = wrapped(build_model(ModelConfig(name="gpt2_nano", params={"n_layer": 1})))
-        ids = torch.randint(0, 256, (2, 16))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            ort(input_ids=ids, labels=ids).loss.backward()
-        heard.append({(w.filename, w.lineno) for w in caught if issubclass(w.category, torch.jit.TracerWarning)})
-    assert session.export_origins(ort) == ["hit"]
-    assert heard[0] == heard[1] != set()
 
 
 @pytest.mark.parametrize("name", ["gpt2_nano", "bert", "llama", "vit"])
@@ -260,7 +216,8 @@ def test_families_are_a_hit_with_the_same_loss_and_gradients(name: str) -> None:
         if name == "vit":
             batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([1, 2])}
         torch.manual_seed(1)
-        output = ort(**batch)
+        with cache.reading():
+            output = ort(**batch)
         output.loss.backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         results.append((session.export_origins(ort), type(output), list(output), output.loss.item(), gradients))
@@ -294,10 +251,9 @@ def test_what_is_traced_within_a_mode_is_neither_kept_nor_taken(tmp_path: Path) 
 
 def test_the_facts_that_made_the_key_can_be_read(net: Path) -> None:
     start(net)
-    (file,) = (net / "exports").glob("*/facts.json")
+    (file,) = (net / "exports").glob("*.json")
     facts = json.loads(file.read_text())
-    assert facts["surroundings"]["versions"]["torch"] == importlib.metadata.version("torch")
-    assert set(facts["surroundings"]["user code"]) >= {"net", "helper"}
+    assert set(facts["user's files"]) >= {"net", "helper"}
 
 
 def closure(contents: int | None) -> Callable[[float], float]:
@@ -333,13 +289,116 @@ def test_what_an_attribute_holds_counts(one: object, other: object) -> None:
     def modules(attribute: object) -> object:
         model = torch.nn.Linear(2, 2)
         model.attribute = attribute  # type: ignore[assignment]
-        return export_key.model_facts(model)["modules"]
+        return described(model)
 
     assert modules(one) == modules(copy.copy(one)) != modules(other)
 
 
 def test_old_exports_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_cache, "_KEPT", 2)
+    monkeypatch.setattr(cache, "_KEPT", 3)
     for width in (2, 3, 4):
         wrapped(torch.nn.Linear(4, width))(torch.rand(2, 4)).sum().backward()
-    assert len(list(export_cache.folder().iterdir())) == 2
+    assert len(list(cache.folder().iterdir())) == 3
+
+
+FACTOR = 1.5
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * FACTOR
+
+
+DATA: list[Batch] = [{"x": torch.rand(4, 8), "labels": torch.randint(0, 3, (4,))} for _ in range(3)]
+
+
+def check(*, evaluates: bool = False) -> list[str]:
+    """Starts a run's check, which finds nothing; returns where the graphs came from. They are PyTorch's."""
+    torch.manual_seed(0)
+    model = Scaled()
+    task = make_task(model, DATA[0])
+    ort = wrapped(model)
+    fitting = Fitting(ort, task, contextlib.nullcontext)
+    assert fitting.findings(DATA) == []
+    if evaluates:
+        ort.eval()
+        fitting.fit_evaluated(DATA[0])
+    torch.testing.assert_close(task.loss(ort, DATA[1]), task.loss(model, DATA[1]))
+    return session.export_origins(ort)
+
+
+def tamper(file: Path) -> None:
+    """Writes another factor into a kept graph, with a digest that is right."""
+    graph = onnx.load_model_from_string(file.read_bytes()[32:])
+    for node in graph.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and numpy_helper.to_array(attribute.t) == FACTOR:
+                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t) * 2))
+    content = graph.SerializeToString()
+    file.write_bytes(hashlib.sha256(content).digest() + content)
+
+
+def test_a_kept_graph_that_is_wrong_is_found_at_the_start_and_exported_anew() -> None:
+    assert check() == ["stored"]
+    (file,) = cache.folder().glob("*.onnx")
+    content = file.read_bytes()
+    tamper(file)
+    assert file.read_bytes() != content
+    assert check() == ["hit", "stored"]
+    assert file.read_bytes() == content
+    assert check() == ["hit"]
+
+
+def test_a_kept_graph_for_evaluation_that_is_wrong_is_found_before_it_counts() -> None:
+    check()
+    (file,) = cache.folder().glob("*.onnx")
+    assert check(evaluates=True) == ["hit", "stored"]
+    (other,) = set(cache.folder().glob("*.onnx")) - {file}
+    tamper(other)
+    assert check(evaluates=True) == ["hit", "hit", "stored"]
+
+
+def test_a_file_that_others_may_write_is_not_used() -> None:
+    check()
+    (file,) = cache.folder().glob("*.onnx")
+    file.chmod(0o666)
+    assert check() == [f"not stored: {file} can be written by every user"]
+
+
+def test_where_nobody_compares_nothing_is_read() -> None:
+    for _ in range(2):
+        ort = wrapped(torch.nn.Linear(4, 3))
+        ort(torch.rand(2, 4)).sum().backward()
+        assert session.export_origins(ort) == ["stored"]
+
+
+def test_the_second_start_infers_no_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    session.import_ortmodule()
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    # It replaces the same function once, and for good.
+    shapes.register()
+    graphs: list[Any] = []
+    original = SymbolicShapeInference.infer_shapes
+
+    def infer(model: Any, *args: Any, **kwargs: Any) -> Any:
+        graphs.append(model)
+        return original(model, *args, **kwargs)
+
+    monkeypatch.setattr(SymbolicShapeInference, "infer_shapes", staticmethod(infer))
+    assert [check(), check()] == [["stored"], ["hit"]]
+    assert len(graphs) == 1
+
+
+def test_an_inference_leaves_random_numbers_as_they_are() -> None:
+    def infer(model: Any) -> Any:
+        random.random()
+        return model
+
+    before = random.getstate()
+    cache.keeping(infer)(onnx.ModelProto())
+    assert random.getstate() == before
