@@ -9,6 +9,7 @@ import sys
 
 from ortlaunch.base import exit_codes, last_resort, output, start
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import whole_words
 from ortlaunch.base.text import say
 
 _ALLOCATIONS_PER_COLLECTION = 200_000
@@ -74,11 +75,12 @@ def _main() -> None:
     # The user sets this variable to see tracebacks. It is read first, because ortlaunch sets it too, for Hydra.
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
+    words = whole_words(sys.argv[1:], os.environ)
     try:
-        start.check_words(sys.argv[1:])
+        start.check_words(words)
         start.check_folder()
-        start.check_home(sys.argv[1:])
-        code = dispatch(sys.argv[1:])
+        start.check_home(words)
+        code = dispatch(words)
     except RequestError as error:
         if debug:
             raise

@@ -22,6 +22,8 @@ _NAMES = {
     signal.SIGILL: "Illegal instruction",
 }
 """What `faulthandler` calls the signals that it reports."""
+_DOING = {"run_forward": "ONNX Runtime", "run_backward": "ONNX Runtime", "_export_model": "the export to ONNX"}
+"""What a process does while one of these functions of onnxruntime-training runs."""
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
@@ -70,6 +72,18 @@ def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]
     thread = report.partition("(most recent call first):\n")[2].partition("\n\n")[0]
     found = map(_FRAME.match, thread.splitlines())
     return [(frame["file"], int(frame["line"]), frame["name"]) for frame in found if frame], before
+
+
+def where_it_ended(frames: list[tuple[str, int, str]]) -> str:
+    """Says where a signal has met a process, as the continuation of "ended by SIGSEGV"; empty where nothing is known.
+
+    Args:
+        frames: as from `last_frames`.
+    """
+    doing = next((_DOING[name] for file, _, name in frames if name in _DOING and "onnxruntime" in file), "")
+    place = users_place(frames)
+    where = (f" in {doing}" if doing else "") + (f" at {place}" if place else "")
+    return f"{where}: use backend=eager or backend=compile, or change that part of the model" if doing else where
 
 
 def place_of(error: BaseException) -> str:

@@ -348,6 +348,12 @@ def carried_values(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in values.items() if isinstance(value, str)}
 
 
+def whole_words(words: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The words of a command whose secrets were hidden from ``ps``, with those that `CARRIER` holds by hidden word."""
+    values = carried_values(environment)
+    return [values.get(word, word) for word in words]
+
+
 def redacted(uri: str) -> str:
     """The URI with its secret replaced by ``***``: a password, or a token given as the user or in the query."""
     before, credentials, after = _parts(uri)

@@ -81,6 +81,8 @@ class Loader:
         num_classes: the number of labels, for images.
         fingerprint: a short hash that identifies the data set.
         origin: the data as the user typed it.
+        metrics: those of an evaluation where the request names none.
+        notes: what the user should know of the data.
         labels_vary: whether samples may have other numbers of labels that count.
         samples: the training samples of one epoch over all workers, with the rest that is dropped; None for a stream.
         is_uneven: whether batches may have fewer samples than others, or none that count.
@@ -109,6 +111,8 @@ class Loader:
         self.fingerprint = source.fingerprint
         self.origin = source.origin
         self.labels_vary = source.labels_vary
+        self.metrics = source.metrics
+        self.notes = source.notes
         self.samples = source.samples
         self._is_own = source.is_own
         self.is_uneven = not drop_last

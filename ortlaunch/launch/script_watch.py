@@ -139,7 +139,8 @@ class ScriptWatch:
                 with self._run.journal() as journal:
                     journal.artifact(self._run.artifacts)
             if self._asked is not None:
-                if self._node == 0:
+                # A script that is attached has noted it with its checkpoint.
+                if self._node == 0 and not self._run.stopped_file.exists():
                     self._run.note_stopped(Stopped(0, "", self._run.stop_word() or "signal"))
             elif in_order and not self._run.stopped_file.exists():
                 self._note_done()
@@ -152,7 +153,8 @@ class ScriptWatch:
             self._run.node_done_file(self._node).touch()
             if not all(self._run.node_done_file(node).exists() for node in range(nodes)):
                 return
-        self._run.note_done(0)
+        if not self._run.is_done():
+            self._run.note_done(0)
 
     def _work(self) -> None:
         while not self._done.wait(_POLL_SECONDS):
@@ -173,7 +175,8 @@ class ScriptWatch:
         for worker in list(self._workers.values()):
             with suppress(psutil.Error):
                 worker.sample(now, size_of(self._run.rank_log(worker.rank)))
-            if not why_not_running(worker.process.pid):
+            # A script that is attached gives its own signs of life, without this.
+            if not why_not_running(worker.process.pid) and "moved" in (self._run.beat(worker.rank) or worker.beat()):
                 replace_text(self._run.beat_file(worker.rank), json.dumps(worker.beat()))
         self._end_a_hang(now)
 

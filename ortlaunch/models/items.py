@@ -90,10 +90,11 @@ def _fits(losses: list[float], counts: list[int]) -> bool:
     return abs(apart - losses[2]) <= allowed
 
 
-def _keep_labels(sample: Batch, positions: slice) -> None:
-    """Hides a sample's other labels, if it has several classes as labels."""
+def _keep_labels(sample: Batch, some: slice) -> None:
+    """Hides a sample's labels but some of those that count, if it has several classes as labels."""
     found = labels(sample)
     if found is not None and found.ndim > 1 and not found.is_floating_point():
-        kept = found[:, positions].clone()
+        places = (found != IGNORED).nonzero()[some].unbind(1)
+        kept = found[places]
         found.fill_(IGNORED)
-        found[:, positions] = kept
+        found[places] = kept

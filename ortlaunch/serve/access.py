@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from fastapi import HTTPException, Request
 from fastapi.dependencies.models import Dependant
@@ -20,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from ortlaunch.base.user import account_name
 from ortlaunch.serve.database import reading
-from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.limits import Bucket, TooManyRequests
 from ortlaunch.serve.secret import digest
 from ortlaunch.serve.service import Service, service_of
 from ortlaunch.serve.tables import LoginSession, Token, User
@@ -41,6 +42,7 @@ PUBLIC = frozenset(
 """The routes that need no role, because nobody has one yet."""
 PUBLIC_FOLDERS = frozenset({"/static"})
 _ROLE = "ortlaunch_role"
+_TOKENS = "ortlaunch_tokens"
 _LOG_IN = "log in first, or send a token that is valid"
 _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
@@ -72,21 +74,26 @@ class Caller:
     session_id: int | None = None
 
 
-def needs(role: Role) -> Callable[[Request], Caller]:
+def needs(role: Role, *, tokens: bool = True) -> Callable[[Request], Caller]:
     """Returns the dependency that lets only callers of this role or a higher one pass, and gives the caller.
 
     Args:
         role: the least role.
+        tokens: whether a program may do it too. What would outlive a stolen token, such as an account, a link or
+            another token, is for people who have logged in.
     """
 
     def dependency(request: Request) -> Caller:
         caller = _caller(request)
+        if caller.token_id is not None and not tokens:
+            raise HTTPException(403, "a token may not do this: log in on the page")
         if caller.role < role:
             whose = "yours is" if caller.token_id is None else "that of this token is"
             raise HTTPException(403, f"this needs the role {role.name}, {whose} {caller.role.name}")
         return caller
 
     setattr(dependency, _ROLE, role)
+    setattr(dependency, _TOKENS, tokens)
     return dependency
 
 
@@ -194,9 +201,18 @@ def role_of(route: APIRoute) -> Role | None:
     return roles[0] if roles else None
 
 
+def takes_tokens(route: APIRoute) -> bool:
+    """Whether a program may use a route by its token."""
+    return all(_values(route.dependant, _TOKENS))
+
+
 def _roles(dependant: Dependant) -> list[Role]:
-    own = [getattr(dependant.call, _ROLE)] if hasattr(dependant.call, _ROLE) else []
-    return own + [role for one in dependant.dependencies for role in _roles(one)]
+    return _values(dependant, _ROLE)
+
+
+def _values(dependant: Dependant, name: str) -> list[Any]:
+    own = [getattr(dependant.call, name)] if hasattr(dependant.call, name) else []
+    return own + [value for one in dependant.dependencies for value in _values(one, name)]
 
 
 def _caller(request: Request) -> Caller:
@@ -221,10 +237,7 @@ def _of_token(service: Service, header: str) -> Caller | None:
         row = session.execute(query).one_or_none()
     if row is None or row.User.disabled or row.Token.revoked is not None or row.Token.expires <= time.time():
         return None
-    try:
-        service.limits.token.take(str(row.Token.id))
-    except TooManyRequests as error:
-        raise HTTPException(429, "too many requests with this token", {"Retry-After": str(error.seconds)}) from None
+    _count(service.limits.token, str(row.Token.id), "with this token")
     role = min(Role[row.User.role], Role[row.Token.role])
     return Caller(row.User.id, row.User.name, role, _unix_user(service, row.User), token_id=row.Token.id)
 
@@ -237,9 +250,17 @@ def _of_cookie(service: Service, secret: str | None) -> Caller | None:
         row = session.execute(query.where(LoginSession.digest == digest(secret))).one_or_none()
     if row is None or row.User.disabled or row.LoginSession.expires <= time.time():
         return None
+    _count(service.limits.session, str(row.LoginSession.id), "with this session")
     return Caller(
         row.User.id, row.User.name, Role[row.User.role], _unix_user(service, row.User), session_id=row.LoginSession.id
     )
+
+
+def _count(bucket: Bucket, key: str, whose: str) -> None:
+    try:
+        bucket.take(key)
+    except TooManyRequests as error:
+        raise HTTPException(429, f"too many requests {whose}", {"Retry-After": str(error.seconds)}) from None
 
 
 def _unix_user(service: Service, user: User) -> str | None:

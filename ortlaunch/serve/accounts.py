@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import itertools
 import re
 import threading
 import time
@@ -12,7 +15,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from ortlaunch.base.user import account_name
-from ortlaunch.serve.access import Caller, Role
+from ortlaunch.serve.access import Caller, Role, require_unchanged
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
@@ -29,6 +32,18 @@ LINK_SECONDS = 24 * 3600.0
 FIRST_LINK_SECONDS = 3600.0
 SHORTEST_PASSWORD = 12
 _LONGEST_PASSWORD = 1024
+_LEAST_CHOICES = 8
+_LOOK_ALIKES = str.maketrans("0134578@$!", "oieastbasi")
+_COMMON = frozenset(
+    [
+        *("password", "passwort", "passwd", "passw", "pass", "letmein", "welcome", "changeme", "secret", "login"),
+        *("admin", "administrator", "root", "user", "guest", "test", "default", "ortlaunch", "service", "server"),
+        *("qwertzuiop", "qwertyuiop", "qwertz", "qwerty", "azerty", "asdfghjkl", "asdf", "zxcvbnm", "yxcvbnm"),
+        *("iloveyou", "sunshine", "princess", "football", "baseball", "monkey", "dragon", "master", "superman"),
+        *("summer", "winter", "spring", "autumn", "michael", "jordan", "shadow", "trustno", "whatever", "starwars"),
+    ]
+)
+"""Words that lists of stolen passwords begin with."""
 _OLD_LINK = "the link was used or is too old: ask an administrator for another one"
 _FAILED = "login.failed"
 _FAILURE_SECONDS = 30 * 86400.0
@@ -43,7 +58,7 @@ _NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$2wNHh6wWNGtOckJRR9A0HQ$2FR6HFTQ2Bca8a7
 """Checked for names that do not exist, so that the time of an answer does not tell who exists."""
 
 
-def login(service: Service, name: str, password: str, address: str) -> str:
+def login(service: Service, name: str, password: str, address: str, mark: str = "") -> str:
     """Logs somebody in, and returns the secret of the session for the cookie.
 
     Args:
@@ -51,6 +66,8 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         name: the user's name.
         password: the user's password.
         address: where the request comes from; attempts are counted by it and by the name.
+        mark: from `mark_of`, by a browser in which this user has logged in before. The attempts of others, behind the
+            same router or with the same name, do not count against it.
 
     Raises:
         TooManyRequests: too many attempts were made; see `ortlaunch.serve.limits`.
@@ -58,11 +75,13 @@ def login(service: Service, name: str, password: str, address: str) -> str:
     """
     known = name.strip().lower()
     network, counted = network_of(address), known[:_LONGEST_NAME]
-    service.limits.address.take(network)
-    service.limits.login.take(f"{network} {counted}")
-    service.limits.name.take(counted)
     with reading(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known))
+    is_known = user is not None and hmac.compare_digest(mark.encode(), _mark(user).encode())
+    service.limits.login.take(f"{'known browser' if is_known else network} {counted}")
+    if not is_known:
+        service.limits.address.take(network)
+        service.limits.name.take(counted)
     stored = user.password if user is not None and user.password is not None else _NOBODY
     right = _matches(stored, password)
     with writing(service.engine) as session:
@@ -71,9 +90,51 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         if right and user is not None and not user.disabled and user.password == stored:
             if _HASHER.check_needs_rehash(stored):
                 user.password = _hashed(password)
+            if not is_known:
+                service.limits.address.give_back(network)
             return _begin_session(session, user, address)
         _note_failure(service, session, known, {"address": address})
     raise unfit("name or password is wrong")
+
+
+def mark_of(service: Service, name: str) -> str:
+    """Returns what a browser keeps after a login, by which it is known again until the user's password changes."""
+    with reading(service.engine) as session:
+        user = session.scalar(select(User).where(User.name == name.strip().lower()))
+    return "" if user is None else _mark(user)
+
+
+def change_password(service: Service, caller: Caller, old: str, new: str, address: str) -> None:
+    """Changes the password of somebody who knows it. Other sessions end, and tokens.
+
+    Raises:
+        TooManyRequests: too many attempts were made.
+        Unfit: the old password is wrong, or the new one will not do.
+    """
+    service.limits.login.take(f"change {caller.name}")
+    check_password(new, caller.name)
+    with reading(service.engine) as session:
+        stored = session.get_one(User, caller.user_id).password
+    if stored is None or not _matches(stored, old):
+        raise unfit("the old password is wrong", "old")
+    hashed = _hashed(new)
+    with writing(service.engine) as session:
+        require_unchanged(service, session, caller)
+        user = session.get_one(User, caller.user_id)
+        if user.password != stored:
+            raise unfit("the password was changed meanwhile", "old")
+        _set_password(session, user, hashed, but=caller.session_id)
+        record(session, caller, "password.change", user.name, {"address": address})
+
+
+def end_other_sessions(service: Service, caller: Caller) -> int:
+    """Ends all sessions of a user but the one that asks for it; returns how many they were."""
+    others = LoginSession.user_id == caller.user_id, LoginSession.id != caller.session_id
+    with writing(service.engine) as session:
+        count = session.scalar(select(func.count()).select_from(LoginSession).where(*others)) or 0
+        session.execute(delete(LoginSession).where(*others))
+        record(session, caller, "sessions.end", caller.name, {"sessions": count})
+    return count
 
 
 def login_known(service: Service, name: str, address: str) -> str:
@@ -140,7 +201,7 @@ def use_link(service: Service, secret: str, name: str, password: str, address: s
     # Before the costly hash. Its 256 bits need no limit, and one would let others keep an administrator out.
     if not link_is_for(service, secret)[0]:
         raise unfit(_OLD_LINK)
-    check_password(password)
+    check_password(password, link_is_for(service, secret)[1] or name)
     hashed = _hashed(password)
     with writing(service.engine) as session:
         link = _link(session, secret)
@@ -150,12 +211,8 @@ def use_link(service: Service, secret: str, name: str, password: str, address: s
             user = _add(session, name, Role.admin, account_name())
         else:
             user = session.get_one(User, link.user_id)
-        user.password = hashed
         session.delete(link)
-        # Whoever knew the old password is logged out, and so are the tokens that they may have made.
-        session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
-        theirs = update(Token).where(Token.user_id == user.id, Token.revoked.is_(None))
-        session.execute(theirs.values(revoked=time.time()))
+        _set_password(session, user, hashed)
         caller = Caller(user.id, user.name, Role[user.role], user.unix_user)
         record(session, caller, "password.set", user.name, {"address": address})
         return _begin_session(session, user, address)
@@ -234,8 +291,12 @@ def users(service: Service) -> list[User]:
         return list(session.scalars(select(User).order_by(User.name)))
 
 
-def check_password(password: str) -> None:
-    """Refuses a password that is too short, or longer than anyone means.
+def check_password(password: str, name: str) -> None:
+    """Refuses a password that is too short, longer than anyone means, or easy to guess.
+
+    Args:
+        password: the password.
+        name: whose it is.
 
     Raises:
         Unfit: it will not do.
@@ -244,6 +305,19 @@ def check_password(password: str) -> None:
         raise unfit(f"a password has {SHORTEST_PASSWORD} characters at least", "password")
     if len(password) > _LONGEST_PASSWORD:
         raise unfit(f"a password has {_LONGEST_PASSWORD} characters at most", "password")
+    if _choices(password, name) < _LEAST_CHOICES:
+        text = "this password is easy to guess: it has common words, repetitions or rows of letters and little else"
+        raise unfit(text, "password")
+
+
+def _choices(password: str, name: str) -> int:
+    """Counts what a guesser has to find of a password: a common word, a repetition and a row are one choice each."""
+    plain = password.lower().translate(_LOOK_ALIKES)
+    for word in sorted({*_COMMON, name.strip().lower().translate(_LOOK_ALIKES)} - {""}, key=len, reverse=True):
+        plain = plain.replace(word, "\0")
+    plain = re.sub(r"(.{1,8}?)\1+", r"\1", plain)
+    steps = [ord(after) - ord(before) for before, after in itertools.pairwise(plain)]
+    return 1 + sum(abs(step) != 1 or step != last for last, step in zip([0, *steps], steps, strict=False))
 
 
 def remove_expired(session: Session) -> None:
@@ -263,6 +337,25 @@ def _note_failure(service: Service, session: Session, name: str, detail: dict[st
     except TooManyRequests:
         pass
     record(session, None, _FAILED, name[:_LONGEST_NAME], detail)
+
+
+def _set_password(session: Session, user: User, hashed: str, but: int | None = None) -> None:
+    """Gives a user another password. Whoever knew the old one is logged out, and so are the tokens that they made.
+
+    Args:
+        session: the session that writes.
+        user: the user.
+        hashed: the password's hash.
+        but: a session that stays.
+    """
+    user.password = hashed
+    session.execute(delete(LoginSession).where(LoginSession.user_id == user.id, LoginSession.id.is_distinct_from(but)))
+    theirs = update(Token).where(Token.user_id == user.id, Token.revoked.is_(None))
+    session.execute(theirs.values(revoked=time.time()))
+
+
+def _mark(user: User) -> str:
+    return hmac.new((user.password or "").encode(), f"known browser {user.name}".encode(), hashlib.sha256).hexdigest()
 
 
 def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words
-from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.secrets import CARRIER, without_secrets
 from ortlaunch.base.user import account_name
 
 ACTIONS = {
@@ -54,6 +54,8 @@ def main() -> None:
     except OSError as error:
         # It is no refusal: a disk may be away for a moment only, and a start is tried again.
         sys.exit(f"{request['folder']} cannot be entered by the Unix user {account_name()}: {in_words(error)}")
+    if request.get("secrets"):
+        os.environ[CARRIER] = json.dumps(request["secrets"])
     with redirect_stdout(io.StringIO()):
         answer = _answer(sys.argv[1], request)
     json.dump(answer, answer_to)

@@ -30,6 +30,7 @@ from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.leaving import Leaving
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
+from ortlaunch.serve.noted import Noted
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.service import Service
@@ -39,9 +40,10 @@ from ortlaunch.serve.unfit import Unavailable, Unfit
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
     "queue": "ortlaunch.serve.dispatcher:make_queue",
+    "machine": "ortlaunch.serve.machine:make_machine",
     "runs": "ortlaunch.serve.index:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
-    "webhooks": "ortlaunch.serve.webhooks:make_webhooks",
+    "on_end": "ortlaunch.serve.on_end:make_on_end",
 }
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""
@@ -92,6 +94,7 @@ def make_app(settings: Settings) -> FastAPI:
         app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))
+    app.add_middleware(Noted, service=service)
     app.add_middleware(Leaving)
     app.add_middleware(Guard, settings=settings)
     # What is added last is the outermost: refusals of the guard are counted too.

@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import ipaddress
 import os
+import shlex
+import shutil
 import socket
 import ssl
 import threading
@@ -25,7 +27,7 @@ from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settin
 if TYPE_CHECKING:
     from ortlaunch.serve.service import Service
 
-NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
+NEEDED = ("alembic", "argon2", "fastapi", "httptools", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
 _LEAVING_SECONDS = 1
@@ -92,6 +94,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         oidc_issuer=options.oidc_issuer,
         oidc_client=options.oidc_client,
         oidc_claim=options.oidc_claim,
+        on_end=options.on_end,
     )
 
 
@@ -123,6 +126,8 @@ def check(settings: Settings) -> None:
         )
     if settings.oidc_issuer is not None or settings.oidc_client is not None:
         _check_provider(settings)
+    if settings.on_end is not None:
+        _check_on_end(settings.on_end)
     for root in settings.further_roots:
         is_folder = _is_folder(root)
         if is_folder is None:
@@ -179,6 +184,15 @@ def _check_proxy(settings: Settings) -> None:
         raise RequestError("serve: --trusted-proxy needs --public-url https://NAME, the address that people open")
 
 
+def _check_on_end(command: str) -> None:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise RequestError(f"serve: --on-end {command}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise RequestError(f"serve: --on-end {command}: there is no such program")
+
+
 def _check_provider(settings: Settings) -> None:
     if settings.oidc_issuer is None or settings.oidc_client is None:
         raise RequestError("serve: --oidc-issuer and --oidc-client go together")
@@ -195,21 +209,28 @@ def _serve(settings: Settings) -> int:
     import uvicorn
 
     from ortlaunch.serve.app import make_app
+    from ortlaunch.serve.connections import protocol_for
     from ortlaunch.serve.database import check_database
 
     check_database(settings.database)
     # It comes first: a port that is taken leaves no folder and no lock file behind.
     bound = _bound(settings)
-    try:
-        settings.database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RequestError(
-            f"serve: the folder {settings.database.parent} cannot be made: {error.strerror}: choose another place by "
-            "--root or --database"
-        ) from None
-    with exclusive(settings.lock_file) as mine:
+    for folder in (settings.database.parent, settings.slots_lock.parent):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RequestError(
+                f"serve: the folder {folder} cannot be made: {error.strerror}: choose another place by --root or "
+                "--database"
+            ) from None
+    with exclusive(settings.lock_file) as mine, exclusive(settings.slots_lock) as mine_alone:
         if not mine:
             raise RequestError(_another(settings))
+        if not mine_alone:
+            raise RequestError(
+                f"serve: another service starts the runs of {settings.root} on this machine, with another database: "
+                "name another run root with --root"
+            )
         app = make_app(settings)
         _greet(settings, app.state.service, bound.getsockname()[1])
         config = uvicorn.Config(
@@ -219,6 +240,7 @@ def _serve(settings: Settings) -> int:
             server_header=False,
             ws="none",
             lifespan="on",
+            http=protocol_for(settings.trusted_proxy),
             proxy_headers=settings.trusted_proxy is not None,
             forwarded_allow_ips=settings.trusted_proxy,
             ssl_certfile=settings.tls_certificate,
@@ -312,6 +334,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--oidc-issuer", metavar="URL", help="an OpenID Connect provider that vouches for users, by its address")
     add("--oidc-client", metavar="ID", help=f"how the provider knows the service; its secret is in {OIDC_SECRET}")
     add("--oidc-claim", metavar="NAME", default="preferred_username", help="the claim with the user's name here")
+    add("--on-end", metavar="COMMAND", help="run for each run that ends, with JSON on its standard input")
     add("--rebuild-index", action="store_true", help="make the index of the runs anew from their folders, and end")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

@@ -21,10 +21,11 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.ownership import require_own
 
-VERSION = 1
-"""Counts the changes of the tables. It stands in SQLite's `user_version`."""
+VERSION = 2
+"""The number of the latest migration. It stands in SQLite's `user_version` too, where any ortlaunch looks first."""
 TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables", "ortlaunch.serve.index.tables")
 """The modules that declare tables."""
+_MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 10
 _WRITES = "ortlaunch_writes"
 _NETWORK = frozenset(
@@ -46,14 +47,14 @@ class Base(DeclarativeBase):
 
 
 def open_database(path: Path) -> Engine:
-    """Opens the database, and makes it with all tables if it does not exist.
+    """Opens the database, makes it with all tables if it does not exist, and carries on the tables of an older one.
 
     Args:
         path: its file. The folder is made for the owner alone (0700), the file too (0600).
 
     Raises:
-        RequestError: it is on a network file system, others can write it, it is no database, or it was written by
-            another version or another program. The file is then as it was.
+        RequestError: it is on a network file system, others can write it, it is no database, or it was written by a
+            later version or another program. The file is then as it was.
     """
     check_database(path)
     try:
@@ -146,11 +147,13 @@ def _require_ours(path: Path) -> None:
     except (OSError, sqlite3.Error) as error:
         raise RequestError(f"serve: {path} cannot be used as a database: {error}") from None
     other = "name another file with --database"
-    if version not in (0, VERSION):
+    if version > VERSION:
         raise RequestError(
             f"serve: {path} has tables of version {version}, this ortlaunch has version {VERSION}: "
             f"start the ortlaunch that wrote it, or {other}"
         )
+    if 0 < version < VERSION:
+        return
     if version == 0 and tables:
         raise RequestError(f"serve: {path} is the database of another program ({min(tables)}, …): {other}")
     for name, found in columns.items():
@@ -162,8 +165,21 @@ def _require_ours(path: Path) -> None:
 
 
 def _make_tables(engine: Engine) -> None:
+    """Runs the migrations that the database lacks, all of them or none."""
     with engine.execution_options(**{_WRITES: True}).begin() as connection:
-        Base.metadata.create_all(connection)
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        if version == VERSION:
+            return
+        # It takes a second, which a database of today need not wait for.
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        if version == 1:
+            # It was made before there were migrations.
+            command.stamp(config, "0001")
+        command.upgrade(config, "head")
         connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
 
 

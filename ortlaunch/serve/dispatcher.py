@@ -8,11 +8,14 @@ the processes' numbers in its database, and goes on from there. Runs do not end 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,12 @@ from ortlaunch.run.journal import read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import RunState
 from ortlaunch.serve.actor import AT_ONCE, Actor, Refused
+from ortlaunch.serve.allowance import capacity
+from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.kept import kept
 from ortlaunch.serve.queue import store
-from ortlaunch.serve.queue.scheduling import Plan
+from ortlaunch.serve.queue.scheduling import Plan, amount
 from ortlaunch.serve.queue.slots import Slots, gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
@@ -40,6 +46,8 @@ _SCHEDULER_SECONDS = 5.0
 """How often the schedulers' jobs of one Unix user are looked at."""
 _AGAIN_SECONDS = 5.0
 """After this time, what gave no answer is tried again."""
+_DISK_SECONDS = 30.0
+"""How often the folder of a run whose disk is limited is measured."""
 _STOP_SECONDS = 30.0
 """How often a run that was asked to stop and has not ended is looked at."""
 _MOST_ATTEMPTS = 3
@@ -65,6 +73,10 @@ class Queue:
     engine: Engine
     actor: Actor
     slots: Slots
+    secrets: Path
+    """The folder with the secrets of runs."""
+    capacity: dict[str, float] = field(default_factory=dict)
+    """What this machine has beside its slots."""
     plan: Plan = field(default_factory=Plan)
     """The latest decision."""
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -126,11 +138,28 @@ class Queue:
             if job.state not in OPEN_STATES:
                 return None
             seen = seen or _Seen(Run(Path(job.run_dir)))
-            is_ending = job.state == JobState.RUNNING and (not _has_process(job) or seen.has_ended(job.begun_before))
+            is_ending = job.state == JobState.RUNNING and (not has_process(job) or seen.has_ended(job.begun_before))
             if not is_ending or not self._is_open or time.monotonic() > deadline:
                 return job
             self.wake()
             time.sleep(0.1)
+
+    def stop_for(self, job_id: str, reason: str, *, at_once: bool = False) -> None:
+        """Stops a run that takes more than it may.
+
+        Args:
+            job_id: its job.
+            reason: what it has taken, for its owner.
+            at_once: whether to end it without a checkpoint.
+        """
+        with writing(self.engine) as session:
+            job = session.get_one(Job, job_id)
+            if job.state == JobState.RUNNING and job.stop_asked is None:
+                job.stop_asked, job.reason = time.time(), reason
+                record(session, None, "run.stop", job.id, {"reason": reason})
+        if at_once:
+            self._task("end", job.id, job.unix_user, partial(self._stop, at_once=True), job, pause=_STOP_SECONDS)
+        self.wake()
 
     def positions(self) -> dict[str, int]:
         """Returns the place of each waiting job in the order of their starts, from 1."""
@@ -164,6 +193,8 @@ class Queue:
         for job in running:
             if job.stop_asked is not None or _is_too_long(job):
                 self._task("stop", job.id, job.unix_user, self._stop, job, pause=_STOP_SECONDS)
+            elif "disk" in job.limits:
+                self._task("disk", job.id, job.unix_user, self._measure, job, pause=_DISK_SECONDS)
         if has_waiting:
             self._decide()
         elif self.plan.order:
@@ -172,7 +203,7 @@ class Queue:
     def _decide(self) -> None:
         slate = self.slate()
         with self._deciding, writing(self.engine) as session:
-            self.plan, starts = store.decide(session, slate, time.time(), self.plan.head)
+            self.plan, starts = store.decide(session, slate, self.capacity, time.time(), self.plan.head)
         for job in starts:
             self._task("start", job.id, job.unix_user, self._start, job.id)
 
@@ -182,7 +213,7 @@ class Queue:
         for job in running:
             if job.pid is None:
                 by_user.setdefault(("scheduler", job.unix_user), []).append(job)
-            elif not _has_process(job):
+            elif not has_process(job):
                 by_user.setdefault(("ended", job.unix_user), []).append(job)
         for (kind, user), jobs in by_user.items():
             pause = _SCHEDULER_SECONDS if kind == "scheduler" else 1.0
@@ -225,7 +256,7 @@ class Queue:
             self._pool_of(unix_user, kind).submit(work)
 
     def _pool_of(self, unix_user: str, kind: str) -> Threads:
-        lane = unix_user, "stop" if kind == "stop" else "queue"
+        lane = unix_user, kind if kind in ("stop", "end") else "queue"
         if lane not in self._pools:
             self._pools[lane] = Threads(AT_ONCE, "queue-act")
         return self._pools[lane]
@@ -242,6 +273,8 @@ class Queue:
             "run_key": job.run_key,
             "gpus": gpus_of(job.taken),
             "stopped": job.stop_asked is not None,
+            "secrets": kept(self.secrets, job.run_dir),
+            "memory": job.limits.get("memory"),
         }
         try:
             answer = self.actor.call(job.unix_user, "start", request)
@@ -323,14 +356,22 @@ class Queue:
         with writing(self.engine) as session:
             job = session.get_one(Job, job_id)
             if job.state in (JobState.STARTING, JobState.RUNNING):
+                # Who stopped it, or what it had taken too much of, is not in its folder.
+                reason = "; ".join(dict.fromkeys(one for one in (job.reason, reason) if one))
                 store.note_end(session, job, state, outcome=outcome, reason=reason)
         self.wake()
 
-    def _stop(self, job: Job) -> None:
-        """Asks a run to stop with a checkpoint."""
+    def _measure(self, job: Job) -> None:
+        """Stops a run whose folder holds more than it may."""
+        size, most = _size_of(Path(job.run_dir)), job.limits["disk"]
+        if size > most:
+            self.stop_for(job.id, f"it had taken {amount('disk', size)}, and may take {amount('disk', most)}")
+
+    def _stop(self, job: Job, *, at_once: bool = False) -> None:
+        """Asks a run to stop with a checkpoint, or ends it."""
         process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
         try:
-            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before}
+            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before, "now": at_once}
             self.actor.call(job.unix_user, "cancel", request)
         except Refused as error:
             _log.warning("stop %s: %s", job.id, printable(error.message))
@@ -338,7 +379,17 @@ class Queue:
 
 def make_queue(service: Service) -> Queue:
     """Returns the queue of a service."""
-    return Queue(service.engine, service.actor, Slots(service.settings.slots))
+    return Queue(service.engine, service.actor, Slots(service.settings.slots), service.settings.secrets, capacity())
+
+
+def _size_of(folder: Path) -> int:
+    """The bytes on the disk of what is below a folder. Links are not followed."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += Path(place, name).lstat().st_blocks * 512
+    return size
 
 
 def _names_of(job: Job) -> dict[str, Any]:
@@ -351,7 +402,7 @@ def _names_of(job: Job) -> dict[str, Any]:
     }
 
 
-def _has_process(job: Job) -> bool:
+def has_process(job: Job) -> bool:
     """Whether the process that became the run is alive. A later process with its number is another one."""
     if job.pid is None or job.ticks is None:
         return False
@@ -385,6 +436,6 @@ class _Seen:
 
 def _is_too_long(job: Job) -> bool:
     """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
-    if job.minutes is None or job.started is None or not job.slots:
+    if job.minutes is None or job.started is None or not job.is_here:
         return False
     return store.seconds_run(job, time.time()) > 60 * job.minutes

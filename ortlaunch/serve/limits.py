@@ -14,11 +14,15 @@ LOGINS = 5
 LOGIN_SECONDS = 60.0
 """Five attempts to log in a minute for one name from one address."""
 FROM_ADDRESS = 30
-"""Attempts a minute from one address, for any names: people behind one router share it."""
+"""Wrong attempts a minute from one address, for any names: people behind one router share it."""
 FOR_NAME = 60
 """Attempts a minute for one name, from any addresses: more than one address may make, which could lock somebody out."""
 TOKEN_REQUESTS = 10
 """Requests a second with one token."""
+SESSION_REQUESTS = 100
+"""Requests a second of one browser."""
+NOTED = 60
+"""Refusals and downloads of one person a minute that get into the audit."""
 MOST_COMPARED = 20
 """Runs of one comparison."""
 _MOST_KEYS = 10_000
@@ -60,6 +64,12 @@ class Bucket:
         if not taken:
             raise TooManyRequests((1.0 - left) * self.seconds / self.most)
 
+    def give_back(self, key: str) -> None:
+        """Takes one request back, such as an attempt that was right."""
+        with self._lock:
+            left, before = self._filled.get(key, (float(self.most), 0.0))
+            self._filled[key] = (min(self.most, left + 1.0), before)
+
 
 def network_of(address: str) -> str:
     """Returns what attempts from an address are counted by: of IPv6 the /64, in which one machine has every address."""
@@ -82,5 +92,7 @@ class Limits:
     address: Bucket = field(default_factory=lambda: Bucket(FROM_ADDRESS, LOGIN_SECONDS))
     name: Bucket = field(default_factory=lambda: Bucket(FOR_NAME, LOGIN_SECONDS))
     token: Bucket = field(default_factory=lambda: Bucket(TOKEN_REQUESTS, 1.0))
+    session: Bucket = field(default_factory=lambda: Bucket(2 * SESSION_REQUESTS, 2.0))
+    noted: Bucket = field(default_factory=lambda: Bucket(NOTED, 60.0))
     forgetting: Bucket = field(default_factory=lambda: Bucket(1, 3600.0))
     """How often old attempts to log in are taken out of the audit."""

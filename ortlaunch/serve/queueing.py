@@ -12,6 +12,7 @@ from ortlaunch.serve.access import Caller
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.scheduling import charged
 from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
@@ -26,8 +27,8 @@ def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:
         holding = store.in_states(session, JobState.STARTING, JobState.RUNNING)
         waiting = store.in_states(session, JobState.WAITING)
         shares = store.shares(session, now)
-    for job in holding:
-        shares[job.owner] = shares.get(job.owner, 0.0) + len(job.taken) * store.seconds_run(job, now)
+    for job in (one for one in holding if one.is_here):
+        shares[job.owner] = shares.get(job.owner, 0.0) + charged(len(job.taken)) * store.seconds_run(job, now)
     waiting.sort(key=lambda job: (places.get(job.id, len(places) + 1), job.number))
     return {
         "paused": set_by_admins.paused,
@@ -116,6 +117,7 @@ def _shown(job: Job) -> dict[str, Any]:
         "name": job.name,
         "state": job.state,
         "slots": job.slots,
+        "needs": job.needs,
         "minutes": job.minutes,
         "priority": job.priority,
         "submitted": job.submitted,

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ortlaunch.base.secrets import is_secret
+from ortlaunch.compose.overrides import quoted
 from ortlaunch.config.bounds import is_usable
 from ortlaunch.config.meant import meant_key
 from ortlaunch.serve.access import Role
@@ -43,7 +45,7 @@ class Submission:
     """The words for the command line."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the request as it was sent, for the record and for doing it again."""
+        """Returns the request as it was sent."""
         return {"job": self.job, "keys": self.keys, "minutes": self.minutes}
 
 
@@ -94,14 +96,6 @@ def word_of(key: str, value: Scalar, *, is_text: bool) -> str:
     return f"{key}={quoted(value)}" if is_text else f"{key}={value}"
 
 
-def quoted(text: str) -> str:
-    """Returns a text as Hydra's grammar takes it, whatever signs are in it."""
-    # A backslash counts only before a quote or at the end.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
-    ends = len(escaped) - len(escaped.rstrip("\\"))
-    return f"'{escaped}{chr(92) * ends}'"
-
-
 def _of_job(job: str) -> list[Problem]:
     if any(one["name"] == job for one in jobs_to_choose()):
         return []
@@ -133,7 +127,9 @@ def _judged(key: str, value: Any, role: Role, keys: Mapping[str, Any]) -> str | 
 
 def _free(key: str, value: Any, keys: Mapping[str, Any]) -> tuple[Field, ...]:
     """A parameter that no file lists, for models that take any."""
-    if keys.get("model") not in OPEN_MODELS or not _PARAMETER.fullmatch(key) or not key.startswith(PARAMS):
+    # Whoever lets a run go on names no model, and may have to give a secret of it once more.
+    is_open = keys.get("model") in OPEN_MODELS or is_secret(key)
+    if not is_open or not _PARAMETER.fullmatch(key) or not key.startswith(PARAMS):
         return ()
     kind: Any = {bool: "flag", int: "integer", float: "number", str: "text"}.get(type(value), "text")
     return (Field(key, "model", kind, None, "", Role.author, nullable=True),)

@@ -29,9 +29,10 @@ class Service:
     """Who vouches for people beside their passwords."""
     actor: Any = None
     queue: Any = None
+    machine: Any = None
     runs: Any = None
     streams: Any = None
-    webhooks: Any = None
+    on_end: Any = None
 
 
 def service_of(request: Request) -> Service:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +46,8 @@ class Settings:
     """The name by which the provider knows the service."""
     oidc_claim: str = "preferred_username"
     """The provider's claim that holds the name of the user here."""
+    on_end: str | None = None
+    """A command that is run for each run that ends."""
 
     @cached_property
     def database(self) -> Path:
@@ -55,6 +58,21 @@ class Settings:
     def lock_file(self) -> Path:
         """The file that the service of this database holds locked."""
         return self.database.with_suffix(".lock")
+
+    @property
+    def slots_lock(self) -> Path:
+        """The file that the service of the run root's slots on this machine holds locked, whatever its database."""
+        return self.root.absolute() / ".serve" / f"slots-{socket.gethostname()}.lock"
+
+    @property
+    def secrets(self) -> Path:
+        """The folder with the secrets of runs; see `ortlaunch.serve.kept`."""
+        return self.database.with_name("secrets")
+
+    @property
+    def on_end_file(self) -> Path:
+        """What `on_end` was told."""
+        return self.database.with_name("on-end.json")
 
     @property
     def unix_users(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from typing import Any
 from fastapi import HTTPException
 from sqlalchemy import func, select
 
-from ortlaunch.base.secrets import hidden
+from ortlaunch.base.secrets import hidden, without_secrets_in_words
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.access import Caller, Role, may_change, require_unchanged
 from ortlaunch.serve.actor import Refused, own_user
+from ortlaunch.serve.allowance import NEEDS, allowed, in_words, limits_of
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
+from ortlaunch.serve.kept import forget, keep, kept, secrets_among
 from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.slots import gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
@@ -83,6 +87,12 @@ def fields_for(
     return {"job": job, "chosen": chosen, "fields": found, "free": _takes_any(chosen)}
 
 
+def limits_for(service: Service, caller: Caller) -> list[str]:
+    """Returns what the role of a caller may take of this machine, in words."""
+    with reading(service.engine) as session:
+        return in_words(limits_of(session)[caller.role.name])
+
+
 def check(service: Service, caller: Caller, job: str | None, keys: Mapping[str, Any], minutes: float | None) -> Any:
     """Returns what would be started: ``command``, ``plan``, ``slots``, ``minutes``, ``name``, ``experiment``.
 
@@ -92,9 +102,9 @@ def check(service: Service, caller: Caller, job: str | None, keys: Mapping[str, 
     wanted = judge(job, keys, caller.role, minutes)
     with reading(service.engine) as session:
         run_key = store.new_run_key(session)
-    checked = _check(service, unix_user_of(service, caller), wanted, run_key)
-    shown = ("command", "plan", "slots", "name", "experiment", "launcher", "steps")
-    return {name: checked[name] for name in shown} | {"minutes": minutes}
+    checked, allowance = _check(service, caller, unix_user_of(service, caller), wanted, run_key)
+    shown = ("command", "plan", "slots", "needs", "name", "experiment", "launcher", "steps")
+    return {name: checked[name] for name in shown} | {"minutes": allowance.minutes}
 
 
 def submit(
@@ -127,8 +137,8 @@ def submit(
         run_key = store.new_run_key(session)
     if known is not None:
         return Submitted(known, is_new=False)
-    checked = _check(service, unix_user, wanted, run_key)
-    intent = _Intent(wanted, unix_user, run_key, idempotency_key, digest)
+    checked, allowance = _check(service, caller, unix_user, wanted, run_key)
+    intent = _Intent(wanted, unix_user, run_key, idempotency_key, digest, allowance)
     return _stored(service, caller, intent, checked)
 
 
@@ -141,11 +151,13 @@ class _Intent:
     run_key: str
     idempotency_key: str | None
     digest: str
+    allowance: store.Allowance
 
 
 def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str, Any]) -> Submitted:
     """Writes the job of a checked request, and lets the queue decide about it."""
-    request, key = intent.wanted.as_dict(), intent.idempotency_key
+    request, key = hidden("", intent.wanted.as_dict()), intent.idempotency_key
+    secrets = secrets_among(intent.wanted.keys, checked["words"])
     with writing(service.engine) as session:
         # Another request with this key may have come first while this one was checked.
         known = _known(session, caller, key, intent.digest)
@@ -155,7 +167,10 @@ def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str
         require_unchanged(service, session, caller)
         _check_number(session, caller)
         owner = caller.user_id, caller.name
-        made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
+        keep(service.settings.secrets, str(checked["run_dir"]), secrets)
+        made = store.add_job(
+            session, owner, intent.unix_user, intent.run_key, request, _shown(checked), intent.allowance
+        )
         if key is not None:
             store.remember(session, caller.user_id, key, intent.digest, made)
         record(session, caller, "run.submit", made.id, {"run": intent.run_key, **request})
@@ -174,7 +189,8 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         job = session.scalars(query.limit(1)).first()
     if job is not None:
         given = job.request["keys"]
-        keys = given if may_change(caller, found.owner) else hidden("", given)
+        secrets = kept(service.settings.secrets, found.place) if may_change(caller, found.owner) else {}
+        keys = hidden("", given) | {key: secrets[key] for key in given if key in secrets}
         return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "left_out": []}
     stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
     known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
@@ -242,9 +258,11 @@ def resume(
     if known is not None:
         return Submitted(known, is_new=False)
     _settle(service, found)
-    checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
-    _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
-    _require_own_limit(wanted, checked)
+    before = kept(service.settings.secrets, found.place)
+    request = {"run_dir": found.place, "words": wanted.words, "secrets": before | secrets_among(wanted.keys)}
+    checked = _asked(service, found.unix_user, "check_resume", request)
+    checked = _sound(service, {"run_dir": found.place, **checked}, Path(found.place))
+    allowance = _allowed(service, caller, wanted, checked)
     if checked["own_code"] and caller.role < Role.author:
         reason = f"{checked['own_code']} of this run is code or a command of an author's"
         raise HTTPException(403, f"{reason}: to go on with it needs the role {Role.author.name}")
@@ -257,7 +275,9 @@ def resume(
         _require_closed(store.open_job_of(session, found.place))
         user_id = session.scalar(select(User.id).where(User.name == owner)) or caller.user_id
         key = str(RunKey.parsed(found.id))
-        job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
+        keep(service.settings.secrets, found.place, secrets_among(wanted.keys, checked["words"]))
+        asked_for = hidden("", wanted.as_dict())
+        job = store.add_job(session, (user_id, owner), found.unix_user, key, asked_for, _shown(checked), allowance)
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
@@ -272,7 +292,9 @@ def delete(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         Unfit: the run goes on.
     """
     found = _over(service, caller, asked, "run.delete")
-    return _asked(service, found.unix_user, "delete", {"run_dir": found.place})
+    done = _asked(service, found.unix_user, "delete", {"run_dir": found.place})
+    forget(service.settings.secrets, found.place)
+    return done
 
 
 def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -286,7 +308,8 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     found_run(service, asked)
     with writing(service.engine) as session:
         record(session, caller, "run.export", found.id)
-    request = {"run_dir": found.place, "is_author": caller.role >= Role.author}
+    secrets = kept(service.settings.secrets, found.place)
+    request = {"run_dir": found.place, "is_author": caller.role >= Role.author, "secrets": secrets}
     return _asked(service, found.unix_user, "export_weights", request)
 
 
@@ -327,31 +350,38 @@ def _require_closed(job: Job | None) -> None:
         raise HTTPException(409, f"the run is {job.state} in the queue as {job.id}: stop it first")
 
 
-def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
+def _check(
+    service: Service, caller: Caller, unix_user: str, wanted: Submission, run_key: str
+) -> tuple[dict[str, Any], store.Allowance]:
+    """Returns what the check of a new run says, and what the run may take."""
     checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
-    _require_sound(service, checked, service.actor.folder_of(unix_user))
+    checked = _sound(service, checked, service.actor.folder_of(unix_user))
     # The index leaves hidden folders out, as those of the service are: such a run would start and never be seen.
     if Path(checked["run_dir"]).parent.name.startswith("."):
         raise unfit("must not begin with '.': the service does not look into hidden folders", "experiment")
-    _require_own_limit(wanted, checked)
-    return checked
+    return checked, _allowed(service, caller, wanted, checked)
 
 
-def _require_own_limit(wanted: Submission, checked: Mapping[str, Any]) -> None:
-    """Refuses a time limit for a scheduler's job: the queue would also count the time that it waits there."""
-    if wanted.minutes is not None and checked["slots"] == 0:
+def _allowed(service: Service, caller: Caller, wanted: Submission, checked: Mapping[str, Any]) -> store.Allowance:
+    """Returns what a run may take. A time limit of a scheduler's job would also count the time that it waits there."""
+    if wanted.minutes is not None and not checked["needs"]:
         message = "minutes is for runs on this machine's slots: a scheduler's job has launcher.time"
         raise unfit(message, "minutes")
+    return allowed(service, caller, wanted.minutes, checked)
 
 
-def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) -> None:
+def _sound(service: Service, checked: dict[str, Any], below: Path) -> dict[str, Any]:
     """Refuses a run that this machine has not the slots for, and an answer that no check of ours gives.
 
     The child is a process of the run's user, who may have changed what it says.
     """
-    slots, place, words = checked["slots"], Path(str(checked["run_dir"])), checked["words"]
-    total = len(service.queue.slots.names())
+    slots, needs, place, words = checked["slots"], checked["needs"], Path(str(checked["run_dir"])), checked["words"]
+    names = service.queue.slots.names()
+    total = len(names)
     is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
+    # A run of this machine has all of its needs, and a scheduler's job has none of them, and no slots.
+    is_sound = is_sound and isinstance(needs, dict) and set(needs) == (set(NEEDS) if slots else set())
+    is_sound = is_sound and all(type(one) in (int, float) and 0 <= one < math.inf for one in needs.values())
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise unfit("the check gave an answer that cannot be read")
     if slots > total and (trouble := service.queue.slots.trouble):
@@ -359,6 +389,12 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     if slots > total:
         key = "launcher.workers_per_node"
         raise unfit(f"the run needs {slots} slots, and this machine has {total}", key)
+    takes_none = slots and not checked["on_gpu"] and gpus_of(names)
+    return {**checked, "slots": 0} if takes_none else checked
+
+
+def _shown(checked: dict[str, Any]) -> dict[str, Any]:
+    return {**checked, "words": without_secrets_in_words(checked["words"])}
 
 
 def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index
+from sqlalchemy import Float, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ortlaunch.serve.database import Base
@@ -74,3 +74,18 @@ class AuditEntry(Base):
     detail: Mapped[str]
     """JSON, without secrets."""
     __table_args__ = (Index("audit_at", "at"),)
+
+
+class RoleLimits(Base):
+    """What the people of one role may take of this machine, as an administrator has set it; None: no limit."""
+
+    __tablename__ = "limits"
+    role: Mapped[str] = mapped_column(String(16), primary_key=True)
+    slots: Mapped[float | None] = mapped_column(Float)
+    """GPUs, or groups of workers on the CPU, of one person at a time."""
+    hours: Mapped[float | None] = mapped_column(Float)
+    """Of one run, as the next ones."""
+    memory: Mapped[float | None] = mapped_column(Float)
+    """GiB of the machine's main memory."""
+    disk: Mapped[float | None] = mapped_column(Float)
+    """GiB of the run folder."""

@@ -19,7 +19,7 @@ from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
 from ortlaunch.serve.unfit import Unfit
-from tests.support.service import PASSWORD, InProcess, in_process
+from tests.support.service import ORIGIN, PASSWORD, InProcess, in_process
 
 
 @pytest.fixture
@@ -71,7 +71,20 @@ def test_a_wrong_login_does_not_tell_who_exists(inside: InProcess, name: str) ->
         accounts.login(inside.service, name, "wrong", "here")
 
 
-@pytest.mark.parametrize(("password", "words"), [("short", "12 characters at least"), ("x" * 1025, "at most")])
+@pytest.mark.parametrize(
+    ("password", "words"),
+    [
+        ("short", "12 characters at least"),
+        ("x" * 1025, "at most"),
+        ("aaaaaaaaaaaaaaaa", "easy to guess"),
+        ("passwordpassword1", "easy to guess"),
+        ("P@ssw0rd123456", "easy to guess"),
+        ("abcdefghijklmnop", "easy to guess"),
+        ("qwertyuiop1234", "easy to guess"),
+        ("xyxyxyxyxyxyxy", "easy to guess"),
+        ("ada-ada-ada-2026", "easy to guess"),
+    ],
+)
 def test_a_password_has_bounds(inside: InProcess, password: str, words: str) -> None:
     secret = accounts.first_link(inside.service)
     assert secret is not None
@@ -105,6 +118,92 @@ def test_one_address_and_one_name_are_bounded_in_all(inside: InProcess) -> None:
     with pytest.raises(TooManyRequests):
         limits.address.take("one", now=1.0)
     assert FOR_NAME > FROM_ADDRESS, "one address could lock a name out"
+
+
+def test_wrong_logins_lock_out_nobody_who_has_logged_in_there_before(inside: InProcess) -> None:
+    inside.person("ada", Role.viewer)
+    client = inside.client({"Origin": ORIGIN})
+    right = {"name": "ada", "password": PASSWORD}
+    assert client.post("/api/session", json=right).status_code == 200
+    known = client.cookies["__Host-ortlaunch-known"]
+    client.cookies.clear()
+    inside.service.limits.address = Bucket(1, 1000.0)
+    inside.service.limits.login = Bucket(10, 1000.0)
+    wrong = [client.post("/api/session", json={"name": name, "password": "wrong"}) for name in ("eve", "ada", "ivy")]
+    assert [one.status_code for one in wrong] == [422, 429, 429]
+    assert client.post("/api/session", json=right).status_code == 429
+    cookie = {"Cookie": f"__Host-ortlaunch-known={known}"}
+    assert client.post("/api/session", json=right, headers=cookie).status_code == 200
+    # Its own wrong attempts count, and the mark of one name is none of another's.
+    client.cookies.clear()
+    inside.service.limits.login = Bucket(1, 1000.0)
+    tried = [client.post("/api/session", json={**right, "password": "no"}, headers=cookie) for _ in range(2)]
+    assert [one.status_code for one in tried] == [422, 429]
+    inside.person("bob", Role.viewer)
+    other = client.post("/api/session", json={**right, "name": "bob"}, headers=cookie)
+    assert other.status_code == 429
+
+
+def test_right_logins_do_not_count_against_their_address(inside: InProcess) -> None:
+    for name in ("ada", "bob", "eve"):
+        inside.person(name, Role.viewer)
+    inside.service.limits.address = Bucket(1, 1e9)
+    for name in ("ada", "bob", "eve"):
+        accounts.login(inside.service, name, PASSWORD, "one")
+
+
+def test_somebody_changes_their_password_and_ends_their_other_sessions(inside: InProcess) -> None:
+    here, there = inside.browser("bob", Role.runner), inside.browser("bob", Role.runner)
+    other, token = inside.browser("ada", Role.admin), inside.token("bob", Role.runner)
+    client = inside.client()
+
+    def change(old: str, new: str) -> tuple[int, str]:
+        answer = client.post("/api/session/password", headers=here, json={"old": old, "new": new})
+        return answer.status_code, answer.text
+
+    assert client.delete("/api/session/others", headers=here).json() == {"sessions": 2}
+    there = inside.browser("bob", Role.runner)
+    assert change("wrong", "another good password")[0] == 422
+    assert "easy to guess" in change(PASSWORD, "passwordpassword")[1]
+    assert client.get("/api/session", headers=there).status_code == 200, "nothing was changed"
+    assert change(PASSWORD, "another good password") == (204, "")
+    sessions = [client.get("/api/session", headers=one).status_code for one in (here, there, token, other)]
+    assert sessions == [200, 401, 401, 200]
+    with pytest.raises(Unfit, match="wrong"):
+        accounts.login(inside.service, "bob", PASSWORD, "here")
+    accounts.login(inside.service, "bob", "another good password", "here")
+
+
+def test_a_browser_has_a_rate(inside: InProcess) -> None:
+    inside.service.limits.session = Bucket(2, 1000.0)
+    browser = inside.browser("bob", Role.viewer)
+    answers = [inside.client().get("/api/session", headers=browser) for _ in range(3)]
+    assert [one.status_code for one in answers] == [200, 200, 429]
+    assert int(answers[2].headers["Retry-After"]) > 0
+
+
+def test_refusals_and_downloads_are_in_the_audit(inside: InProcess) -> None:
+    folder = inside.service.settings.root / "default" / "20260101-000000-mine-aaaaaa"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("train: {steps: 3}\nmodel: {params: {hub_token: 0123456789abcdef}}\n")
+    (folder / "journal.jsonl").write_text("")
+    inside.service.runs.refresh()
+    headers, client = inside.token("bob", Role.viewer), inside.client()
+    assert client.get("/api/audit", headers=headers).status_code == 403
+    got = client.get("/api/runs/aaaaaa/files/config.yaml", headers=headers)
+    assert (got.status_code, "steps: 3" in got.text, "0123456789abcdef" in got.text) == (200, True, False)
+    with reading(inside.service.engine) as session:
+        found = session.execute(select(AuditEntry.user, AuditEntry.action, AuditEntry.target)).all()[-2:]
+    assert found == [
+        ("bob", "refused", "GET /api/audit"),
+        ("bob", "run.download", "GET /api/runs/aaaaaa/files/config.yaml"),
+    ]
+    # Who is refused again and again fills no disk.
+    inside.service.limits.noted = Bucket(1, 1000.0)
+    for _ in range(5):
+        client.get("/api/audit", headers=headers)
+    with reading(inside.service.engine) as session:
+        assert len(session.scalars(select(AuditEntry).where(AuditEntry.action == "refused")).all()) == 2
 
 
 @pytest.mark.parametrize(

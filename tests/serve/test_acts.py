@@ -17,11 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
+from ortlaunch.base.secrets import without_secrets_in_words
+from ortlaunch.compose.overrides import quoted
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
 from ortlaunch.serve.act import _LATE_SECONDS, ACTIONS, key_of
 from ortlaunch.serve.actor import Actor, Refused, _environment, own_user
-from ortlaunch.serve.requests import quoted
+from ortlaunch.serve.kept import secrets_among
 from ortlaunch.serve.unfit import Unavailable
 from tests.support.nightly import first_in_ci
 from tests.support.users import needs_root
@@ -211,8 +213,8 @@ def test_runs_without_a_journal_are_not_compared(actor: Actor, tmp_path: Path) -
         call(actor, "compare", run_dirs=[f"{tmp_path}/a"])
 
 
-def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
-    checked = call(actor, "check", words=WORDS, run_key=KEY)
+def starting(actor: Actor, words: list[str] = WORDS, **changes: Any) -> dict[str, Any]:
+    checked = call(actor, "check", words=words, run_key=KEY)
     request = {"token": "t", "attempt": 1, "resumes": False, "begun_before": 0, "gpus": None, "run_key": KEY}
     return {**request, "words": checked["words"], "launcher": "local", "run_dir": checked["run_dir"], **changes}
 
@@ -225,8 +227,23 @@ def test_what_is_stopped_before_it_began_never_begins(actor: Actor, tmp_path: Pa
     assert not Path(request["run_dir"]).exists()
 
 
+_OWN_MODEL = """
+from ortlaunch.models.feed_forward import FeedForward
+
+def make(hub_token):
+    assert hub_token == "hunter2-hunter2", "the secret does not arrive"
+    return FeedForward(64, 256, 10)
+"""
+
+
 def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Actor, tmp_path: Path) -> None:
-    request = starting(actor)
+    (tmp_path / "own_model.py").write_text(_OWN_MODEL)
+    own = ["model=factory", "model.target=own_model:make", "model.params.hub_token='hunter2-hunter2'", "data=digits"]
+    request = starting(actor, [*own, *WORDS[1:]])
+    # As the service sends them.
+    secrets = secrets_among({"model.params.hub_token": "hunter2-hunter2"}, request["words"])
+    request |= {"words": without_secrets_in_words(request["words"]), "secrets": secrets}
+    assert "model.params.hub_token=***" in request["words"]
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: call(actor, "start", **request), range(3)))
     processes = [Process.stored(answer["process"]) for answer in answers]
@@ -236,6 +253,8 @@ def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Acto
     assert process.lives
     assert os.getsid(process.pid) == process.pid, "a session of its own"
     _wait(lambda: run.exists and run.state().step)
+    assert "hunter2" not in str([one.cmdline() for one in psutil.Process(process.pid).children(recursive=True)])
+    assert "hunter2" not in str(psutil.Process(process.pid).cmdline())
     with pytest.raises(Refused, match="is running: stop it first"):
         call(actor, "delete", run_dir=request["run_dir"])
     said = [call(actor, "cancel", run_dir=request["run_dir"], process=None)["said"] for _ in range(2)]
@@ -247,10 +266,14 @@ def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Acto
     found = call(actor, "outcome", jobs=[{"id": "q1", **job}])["jobs"]["q1"]
     assert (found["began"], found["is_over"], found["state"]) == (True, True, "stopped")
     assert found["reason"].startswith("at step ")
-    checked = call(actor, "check_resume", run_dir=request["run_dir"], words=["train.steps=200000"])
-    assert (checked["begun_before"], checked["steps"], checked["own_code"]) == (1, 200000, "")
+    asked = {"run_dir": request["run_dir"], "words": ["train.steps=200000"]}
+    with pytest.raises(Refused, match="does not hold this secret") as refused:
+        call(actor, "check_resume", **asked)
+    assert refused.value.key == "model.params.hub_token"
+    checked = call(actor, "check_resume", **asked, secrets=secrets)
+    assert (checked["begun_before"], checked["steps"], checked["own_code"]) == (1, 200000, "model.target")
     assert checked["words"] == ["resume", request["run_dir"], "train.steps=200000"]
-    exported = call(actor, "export_weights", run_dir=request["run_dir"], is_author=False)
+    exported = call(actor, "export_weights", run_dir=request["run_dir"], is_author=True, secrets=secrets)
     assert any(name.endswith(".safetensors") for name in exported["files"])
     place = Path(call(actor, "delete", run_dir=request["run_dir"])["place"])
     assert place.is_dir()

@@ -15,13 +15,18 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from sqlalchemy import text
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, select, text
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
 from ortlaunch.serve import command, database
 from ortlaunch.serve.database import open_database
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.settings import Settings
+from ortlaunch.serve.tables import User
 from tests.support.certificates import new_key, self_signed
 from tests.support.cli import answer, ortlaunch
 from tests.support.service import PASSWORD, Server, cookie_of, packages, start
@@ -55,6 +60,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--root=runs", "--root=missing"], "there is no such folder"),
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
+        (["--on-end=/no/such/program a"], "there is no such program"),
+        (["--on-end='open"], "No closing quotation"),
         (["--link=ada"], "there is no database"),
         (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
@@ -149,6 +156,14 @@ class _Part(NamedTuple):
     fstype: str
 
 
+def test_two_services_of_a_root_give_out_its_slots_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(root=tmp_path / "runs")
+    settings.slots_lock.parent.mkdir(parents=True, mode=0o700)
+    with exclusive(settings.slots_lock):
+        result = answer(tmp_path, capfd, "serve", "--port=0", f"--database={tmp_path / 'another' / 'serve.db'}")
+    assert (result.returncode, "another service starts the runs of" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
 def test_a_database_on_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -170,7 +185,49 @@ def test_a_database_that_others_could_exchange_is_refused(tmp_path: Path) -> Non
     open_database(folder / "serve.db").dispose()
 
 
-def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_tables_of_the_first_version_are_carried_on(tmp_path: Path) -> None:
+    path = tmp_path / "serve.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parent / "version_1.sql").read_text())
+    engine = open_database(path)
+    with database.reading(engine) as session:
+        ended, waiting = session.scalars(select(Job).order_by(Job.number))
+        assert (ended.outcome, waiting.state, waiting.request["keys"]) == ("finished", "waiting", {"train.steps": 7})
+        assert (waiting.slots, waiting.needs) == (1, {})
+        assert [one.role for one in session.scalars(select(User).order_by(User.name))] == ["admin", "runner"]
+        assert store.switches(session).paused
+    assert _missing(engine) == []
+    assert database.schema_version(path) == database.VERSION
+
+
+def test_a_migration_that_fails_leaves_the_tables_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "serve.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parent / "version_1.sql").read_text())
+        connection.execute("ALTER TABLE jobs ADD COLUMN limits JSON")
+        before = list(connection.iterdump())
+    with pytest.raises(RequestError, match="cannot be used as a database: duplicate column"):
+        open_database(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == before
+
+
+def test_the_migrations_make_the_tables_that_are_declared(tmp_path: Path) -> None:
+    engine = open_database(tmp_path / "serve.db")
+    assert _missing(engine) == []
+    with database.reading(engine) as session:
+        assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == f"{database.VERSION:04}"
+
+
+def _missing(engine: Engine) -> list[object]:
+    """What another migration would have to change."""
+    with engine.begin() as connection:
+        found = compare_metadata(MigrationContext.configure(connection), database.Base.metadata)
+    engine.dispose()
+    return found
+
+
+def test_tables_of_a_later_version_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "serve.db"
     open_database(path).dispose()
     assert database.schema_version(path) == database.VERSION

@@ -12,11 +12,12 @@ from sqlalchemy import func, select
 from starlette.routing import Mount, Route
 
 from ortlaunch.run.run import Run
-from ortlaunch.serve.access import PUBLIC, Role, role_of
+from ortlaunch.serve import accounts
+from ortlaunch.serve.access import PUBLIC, Role, role_of, takes_tokens
 from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.database import writing
 from ortlaunch.serve.queue.tables import Job, JobState
-from tests.support.service import InProcess, in_process
+from tests.support.service import PASSWORD, InProcess, in_process
 
 PEOPLE = {"vera": Role.viewer, "rob": Role.runner, "aude": Role.author, "ada": Role.admin}
 LEAST = {
@@ -34,6 +35,9 @@ LEAST = {
         GET /api/facets
         GET /api/fields
         GET /api/openapi.json
+        GET /machine
+        GET /api/limits
+        GET /api/machine
         GET /api/queue
         GET /api/ready-jobs
         GET /api/runs
@@ -45,6 +49,8 @@ LEAST = {
         GET /api/runs/{run_id}/keys
         GET /api/session
         DELETE /api/session
+        DELETE /api/session/others
+        POST /api/session/password
         GET /api/tokens
         POST /api/tokens
         DELETE /api/tokens/{token_id}
@@ -60,11 +66,9 @@ LEAST = {
     """,
     Role.admin: """
         GET /audit
-        GET /api/webhooks
-        POST /api/webhooks
-        DELETE /api/webhooks/{webhook_id}
         GET /users
         GET /api/audit
+        PUT /api/limits/{role}
         GET /api/users
         POST /api/users
         PATCH /api/users/{user_id}
@@ -83,6 +87,17 @@ EXPECTED = {
     if line.strip()
 }
 STREAMS = {"/api/events"}
+WITHOUT_TOKENS = {
+    ("POST", "/api/tokens"),
+    ("POST", "/api/users"),
+    ("PATCH", "/api/users/{user_id}"),
+    ("POST", "/api/users/{user_id}/link"),
+    ("POST", "/api/session/password"),
+    ("DELETE", "/api/session/others"),
+    ("DELETE", "/api/session"),
+    ("PUT", "/api/limits/{role}"),
+}
+"""What somebody who has stolen a token may not do with it: what outlives the token."""
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +133,28 @@ def test_a_lower_role_is_refused_and_a_higher_one_is_not(inside: InProcess, meth
     for name, role in PEOPLE.items():
         if role >= least and path in STREAMS:
             continue  # A stream does not end.
-        answer = client.request(method, address, headers=token(inside, name), json={} if method != "GET" else None)
+        sent = inside.browser(name, role) if (method, path) in WITHOUT_TOKENS else token(inside, name)
+        answer = client.request(method, address, headers=sent, json={} if method != "GET" else None)
         assert (answer.status_code == 403) == (role < least), f"{name}: {answer.status_code} {answer.text}"
         assert answer.status_code != 401
         assert answer.status_code < 500, answer.text
+
+
+def test_a_token_does_nothing_that_outlives_it(inside: InProcess) -> None:
+    found = {
+        (method, route.path)
+        for route in inside.app.router.routes
+        if isinstance(route, APIRoute) and not takes_tokens(route)
+        for method in route.methods
+    }
+    assert found == WITHOUT_TOKENS
+    for method, path in sorted(WITHOUT_TOKENS):
+        address = path.replace("{user_id}", str(inside.person("ada", Role.admin).user_id))
+        address = address.replace("{role}", "admin")
+        body = {"name": "eve", "role": "admin", "old": PASSWORD, "new": "another good password"}
+        answer = inside.client().request(method, address, headers=token(inside, "ada"), json=body)
+        assert (answer.status_code, "a token may not do this" in answer.text) == (403, True), f"{method} {path}"
+    assert {user.name for user in accounts.users(inside.service)} == set(PEOPLE)
 
 
 class _NoChild:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,15 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
+from ortlaunch.base.secrets import CARRIER, whole_words
 from ortlaunch.serve import accounts, submitting, tokens
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.kept import keep, kept
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from tests.serve.queue.fake_actor import FakeActor
 from tests.support.service import InProcess, in_process
+from tests.support.waiting import until
 
 STEPS = {"keys": {"train.steps": 5}}
 
@@ -131,6 +135,91 @@ def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> No
     desk.actor.slots = 4
     answer = desk.ask("rob", "POST", "/api/runs", STEPS)
     assert answer.json()["problems"][0]["message"] == "the run needs 4 slots, and this machine has 1"
+
+
+@pytest.mark.parametrize(
+    ("needs", "key", "said"),
+    [
+        ({"cores": 4096}, "launcher.workers_per_node", "the run needs 4,096 cores at least, and this machine has"),
+        ({"memory": 1e15}, "train.batch_size", "the run needs 931,322.6 GiB of memory at least, and this"),
+        ({"disk": 1e18}, "train.keep_checkpoints", "GiB of disk at least, and this machine has"),
+    ],
+)
+def test_a_run_that_needs_more_than_the_machine_has_is_refused(
+    desk: Desk, needs: dict[str, float], key: str, said: str
+) -> None:
+    desk.actor.needs |= needs
+    for path in ("/api/runs", "/api/runs/check"):
+        [problem] = desk.ask("ada", "POST", path, STEPS).json()["problems"]
+        assert (problem["key"], said in problem["message"]) == (key, True), problem
+    assert desk.jobs() == []
+
+
+def test_a_role_has_limits(desk: Desk) -> None:
+    admin = desk.inside.browser("ada", Role.admin)
+
+    def limit(**values: float) -> None:
+        assert desk.inside.client().put("/api/limits/runner", headers=admin, json=values).status_code == 204
+
+    def problems(**body: Any) -> list[tuple[str, str]]:
+        found = desk.ask("rob", "POST", "/api/runs", {**STEPS, **body}).json()
+        return [(one["key"], one["message"]) for one in found.get("problems", [])]
+
+    limit(memory=2, disk=1, hours=2)
+    desk.actor.needs |= {"memory": 3 << 30, "disk": 2 << 30}
+    refused = "the run needs 3.0 GiB of memory at least, and a runner may take 2.0 GiB of memory"
+    assert ("train.batch_size", refused) in problems()
+    assert [key for key, _ in problems(minutes=121)] == ["train.batch_size", "train.keep_checkpoints", "minutes"]
+    assert desk.ask("aude", "POST", "/api/runs", STEPS).status_code == 201, "another role has none"
+    desk.actor.needs |= {"memory": 1 << 30, "disk": 1 << 30}
+    assert problems() == []
+    job = desk.jobs()[-1]
+    assert (job.minutes, job.limits) == (120, {"memory": 2 << 30, "disk": 1 << 30})
+    assert desk.ask("rob", "POST", "/api/runs/check", {**STEPS, "minutes": 5}).json()["minutes"] == 5
+    limit(slots=1)
+    desk.actor.slots = 2
+    desk.inside.service.queue.slots.limit = 4
+    desk.inside.service.queue.slots._names = ("cpu0", "cpu1", "cpu2", "cpu3")
+    text = "the run needs 2 slots at least, and a runner may take 1 slot"
+    assert problems() == [("launcher.workers_per_node", text)]
+    shown = desk.ask("rob", "GET", "/api/limits").json()["runner"]
+    assert shown == {"slots": 1, "hours": None, "memory": None, "disk": None}
+    assert submitting.limits_for(desk.inside.service, desk.inside.person("rob", Role.runner)) == ["1 slots at a time"]
+    assert 'data-limits="runner"' in desk.inside.client().get("/queue", headers=admin).text
+    assert 'data-limits="runner"' not in desk.ask("rob", "GET", "/queue").text
+
+
+def test_one_person_holds_the_slots_that_the_role_may(desk: Desk) -> None:
+    admin = desk.inside.browser("ada", Role.admin)
+    desk.inside.client().put("/api/limits/runner", headers=admin, json={"slots": 1})
+    queue = desk.inside.service.queue
+    queue.slots.limit, queue.slots._names = 3, ("cpu0", "cpu1", "cpu2")
+    queue.capacity = {"cores": 100.0, "memory": 100.0}
+    for name in ("rob", "rob", "otto"):
+        desk.submit(name)
+    queue._decide()
+    states = [(job.owner, job.state, job.reason) for job in desk.jobs()]
+    waits = ("rob", "waiting", "its owner may hold 1 slot at a time")
+    assert states == [("rob", "starting", ""), waits, ("otto", "starting", "")]
+
+
+def test_a_run_on_the_cpu_takes_no_gpu_but_cores(desk: Desk) -> None:
+    queue = desk.inside.service.queue
+    queue.slots._names, queue.slots._next = ("gpu0",), float("inf")
+    queue.slots._withheld = {}
+    queue.capacity = {"cores": 3.0, "memory": 100.0}
+    desk.actor.on_gpu = True
+    desk.submit("rob")
+    desk.actor.on_gpu, desk.actor.needs["cores"] = False, 2
+    for name in ("otto", "aude"):
+        desk.submit(name)
+    queue._decide()
+    found = [(job.owner, job.state, job.slots, job.taken, job.reason) for job in desk.jobs()]
+    assert found == [
+        ("rob", "starting", 1, ["gpu0"], ""),
+        ("otto", "starting", 0, [], ""),
+        ("aude", "waiting", 0, [], "next: it needs 2 cores, 0 cores free"),
+    ]
 
 
 def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:
@@ -337,7 +426,46 @@ def test_keys_that_hold_a_secret_are_for_the_owner(desk: Desk) -> None:
         assert ("hunter2hunter2" in answer.text) is is_shown, (name, answer.text)
 
 
-@pytest.mark.parametrize("answer", [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}])
+def test_a_secret_is_neither_in_the_database_nor_in_what_others_are_told(desk: Desk, tmp_path: Path) -> None:
+    secret, setup = "hunter2hunter2", "export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345"
+    body = {"keys": {"model": "hf", "model.params.api_key": secret, "launcher.setup": f"date\n{setup}"}}
+    desk.submit("aude", body)
+    [job] = desk.jobs()
+    assert "model.params.api_key=***" in job.words
+    files = [path for path in (tmp_path / "runs" / ".serve").rglob("*") if path.is_file()]
+    found = {path.parent.name for path in files if secret.encode() in path.read_bytes()}
+    assert found == {"secrets"}
+    assert {path.stat().st_mode & 0o777 for path in files if path.parent.name == "secrets"} == {0o600}
+    carried = kept(tmp_path / "runs" / ".serve" / "secrets", job.run_dir)
+    assert carried["model.params.api_key"] == secret
+    assert carried["launcher.setup.1"] == setup
+    assert "model.params.api_key='hunter2hunter2'" in whole_words(job.words, {CARRIER: json.dumps(carried)})
+    desk.inside.service.queue.start()
+    try:
+        until(lambda: desk.actor.actions("start"))
+    finally:
+        desk.inside.service.queue.stop()
+    assert desk.actor.actions("start")[0]["secrets"] == carried
+
+
+def test_a_run_with_a_secret_goes_on_with_it_and_takes_it_into_the_bin(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    [job] = desk.jobs()
+    folder = desk.inside.service.settings.secrets
+    keep(folder, job.run_dir, {"model.params.api_key": "hunter2hunter2"})
+    # A folder of somebody else's that has the same key has not the secret.
+    assert kept(folder, f"/elsewhere/{Path(job.run_dir).name}") == {}
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", {"keys": {"train.steps": 9}}).status_code == 201
+    assert desk.actor.actions("check_resume")[0]["secrets"] == {"model.params.api_key": "hunter2hunter2"}
+    desk.set(desk.jobs()[-1].id, state=JobState.ENDED)
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/delete").status_code == 200
+    assert kept(folder, job.run_dir) == {}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}, {"needs": {}}, {"needs": {"cores": "x"}}],
+)
 def test_an_answer_that_no_check_of_ours_gives_is_refused(
     desk: Desk, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,8 @@ class InProcess:
     def browser(self, name: str, role: Role) -> dict[str, str]:
         """The headers of this person's browser, with everything that a page of the service sends along."""
         self.person(name, role)
+        self.service.limits.login.__init__(1000, 60.0)
+        self.service.limits.name.__init__(1000, 60.0)
         secret = accounts.login(self.service, name, PASSWORD, "test")
         return {
             "Cookie": f"{COOKIE}={secret}",

@@ -17,7 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, read_bytes
 from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.compose.hydra_tree import compose, compose_with_reason
-from ortlaunch.compose.overrides import parsed
+from ortlaunch.compose.overrides import parsed, quoted
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config, to_dict
@@ -29,8 +29,8 @@ from ortlaunch.launch.planning import default_name, plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.fields import PROFILE_OF_SLURM, key_of_own_code
-from ortlaunch.serve.requests import quoted
 
 _LONGEST_TEXT = 60_000
 _LARGEST_FILE = 1 << 20
@@ -59,7 +59,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``words`` (all of the command line), ``command``, ``plan`` (the text of the dry run), ``name``, ``experiment``,
-        ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``steps``.
+        ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``needs`` (see `needs_of`), ``steps``.
     """
     words = whole_words(request)
     config, plan = planned(words, request["run_key"])
@@ -75,6 +75,8 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         "run_dir": str(plan.run_dir),
         "launcher": config.launcher.name,
         "slots": slots_of(config),
+        "on_gpu": resolve_device(config.device) is Device.cuda,
+        "needs": needs_of(config),
         "steps": config.train.steps,
     }
 
@@ -111,7 +113,10 @@ def require_one_machine(config: Config, advice: str) -> None:
 
 
 def slots_of(config: Config) -> int:
-    """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU."""
+    """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU.
+
+    The CPU of a machine with GPUs has no slots; the service knows which it is.
+    """
     launcher = launcher_of(config)
     if isinstance(launcher, QueueLauncher):
         return 0

@@ -11,9 +11,13 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.secrets import carried_values
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.hidden import hidden_keys
 from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Device
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
@@ -22,7 +26,9 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.run.settings import read_settings
 from ortlaunch.serve.acts.composing import own_code_in, require_one_machine, slots_of
+from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
 
 _CANCEL_SECONDS = 60.0
@@ -104,6 +110,11 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
 
     run = Run(Path(request["run_dir"]))
     _require_below(run.path, request)
+    given, settings = carried_values(os.environ), read_settings(run.config_file)
+    # The trackers' passwords are in the service's variables.
+    missing = [key for key in hidden_keys({**settings, "tracking": {}, "trackers": {}}) if key not in given]
+    if missing:
+        raise RequestError(f"{missing[0]} is not set: the run folder does not hold this secret: give it once more")
     words = [str(run.path), *request["words"]]
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
@@ -120,6 +131,8 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         "run_dir": str(run.path),
         "launcher": config.launcher.name,
         "slots": slots_of(config),
+        "on_gpu": resolve_device(config.device) is Device.cuda,
+        "needs": needs_of(config),
         "steps": config.train.steps,
         "begun_before": state.attempts,
         "own_code": own_code_in(run, config),
@@ -130,7 +143,8 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     """Asks a run to stop with a checkpoint, and does not wait for its end.
 
     Args:
-        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet.
+        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet;
+            ``now`` to end it without a checkpoint.
 
     Returns:
         ``said``, the text of the verb.
@@ -138,14 +152,15 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     run, process = Run(Path(request["run_dir"])), Process.stored(request.get("process"))
     if not _has_begun(run, process, request):
         return {"said": _interrupt(process)}
+    now = ["--now"] if request.get("now") else []
     _require_below(run.path, request)
     # A second request would end the run at once, without a checkpoint.
     with exclusive(run.cancel_lock, _CANCEL_SECONDS) as is_ours:
-        if not is_ours or run.stop_word() is not None:
+        if not is_ours or (not now and run.stop_word() is not None):
             return {"said": "it was asked to stop already"}
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
-            cancel([str(run.path), "--wait", "0"])
+            cancel([str(run.path), "--wait", "0", *now])
     return {"said": said.getvalue().strip()}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import read_json, read_tail
+from ortlaunch.base.secrets import whole_words
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.queue.submission import Ticket, write_job
 from ortlaunch.launch.slurm import programs
@@ -33,7 +34,9 @@ _FOLDER_LINE = "run folder: "
 _LONGEST_TAIL = 20_000
 """Bytes of a start's output that are looked at, from its end: that of a run that has begun grows for days."""
 _WITHDRAWN: dict[str, Any] = {"withdrawn": True}
-_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
+_SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect")
+_BEYOND = 1.5
+"""The kernel ends a run that has so many times its memory. The service, which looks now and then, stops it before."""
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
@@ -41,8 +44,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``token`` and ``attempt``, which name the start; ``words``; ``launcher``; ``run_dir``; ``run_key``;
-            ``resumes``; ``gpus``, the numbers of the GPUs that the run may use, or None for no choice; ``stopped`` if
-            it must not start any more.
+            ``resumes``; ``gpus``, the numbers of the GPUs that the run may use, or None for no choice; ``memory``,
+            the bytes that it may take, or None; ``stopped`` if it must not start any more.
 
     Returns:
         ``process`` (host, pid, start_ticks, machine), and ``lives``; of a scheduler's job also ``scheduler_job``; or
@@ -54,7 +57,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     record = record_of(request)
     launcher = queue_named(request["launcher"])
     if launcher is not None:
-        return _submit(record, request, launcher)
+        return _submit(record, {**request, "words": whole_words(request["words"], os.environ)}, launcher)
     # Whoever takes the record is the only one who may become the run, so nobody does after this.
     if request.get("stopped") and take(record):
         return _WITHDRAWN
@@ -115,7 +118,9 @@ def _spawn(record: Path, request: dict[str, Any]) -> None:
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     words = [sys.executable, "-P", "-m", "ortlaunch.serve.runner", str(record), *request["words"]]
     # A service of systemd would take the runs along when it ends, unless they have a scope of their own.
-    for scope in ([*_SCOPE], []) if _has_scopes() else ([],):
+    memory = request.get("memory")
+    bounds = ["-p", f"MemoryMax={int(_BEYOND * memory)}", "-p", "MemorySwapMax=0"] if memory else []
+    for scope in ([*_SCOPE, *bounds, "--"], []) if _has_scopes() else ([],):
         with log_of(request).open("ab") as log:
             child = subprocess.Popen(
                 [*scope, *words],

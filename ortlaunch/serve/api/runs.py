@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
+import yaml
 from anyio import to_thread
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import StreamingResponse
@@ -132,10 +133,21 @@ def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[st
     try:
         if not may_fetch(run, name):
             raise FileNotFoundError
-        file = open_beneath(run.path, name)
+        file = _without_secrets(service, asked, name) if name == run.config_file.name else open_beneath(run.path, name)
     except OSError:
         raise HTTPException(404, "the run has no such file, or it cannot be read") from None
     return found.place, file, os.fstat(file.fileno()).st_size
+
+
+def _without_secrets(service: Service, asked: str, name: str) -> BinaryIO:
+    """The configuration as the page shows it: a folder of an earlier version, or of another program, may have more."""
+    settings = follow.run_settings(service, asked)
+    if not settings:
+        raise FileNotFoundError
+    file = os.fdopen(os.memfd_create(name), "w+b")
+    file.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+    file.seek(0)
+    return file
 
 
 async def _content(

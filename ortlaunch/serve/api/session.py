@@ -14,6 +14,10 @@ from ortlaunch.serve.secret import csrf_of
 from ortlaunch.serve.service import service_of
 
 router = APIRouter(tags=["session"])
+_KNOWN = "__Host-ortlaunch-known"
+"""The cookie of a browser in which somebody has logged in. It opens nothing, and lets nobody else's attempts count."""
+_KNOWN_SECONDS = 365 * 86400
+Person = Annotated[Caller, Depends(needs(Role.viewer, tokens=False))]
 _Text = Annotated[str, Field(max_length=1024)]
 
 
@@ -32,6 +36,20 @@ class LinkUse(BaseModel):
     link: _Text
     name: _Text = ""
     password: _Text
+
+
+class PasswordChange(BaseModel):
+    """A password of one's own, and the one that comes after it."""
+
+    model_config = ConfigDict(extra="forbid")
+    old: _Text
+    new: _Text
+
+
+class Ended(BaseModel):
+    """How many sessions were ended."""
+
+    sessions: int
 
 
 class LoggedIn(BaseModel):
@@ -53,8 +71,12 @@ class Who(BaseModel):
 @router.post("/api/session")
 def log_in(request: Request, response: Response, body: Login) -> LoggedIn:
     """Logs in, and sets the session cookie."""
-    secret = accounts.login(service_of(request), body.name, body.password, address_of(request))
+    service, mark = service_of(request), request.cookies.get(_KNOWN, "")
+    secret = accounts.login(service, body.name, body.password, address_of(request), mark)
     set_cookie(response, secret)
+    response.set_cookie(
+        _KNOWN, accounts.mark_of(service, body.name), _KNOWN_SECONDS, path="/", secure=True, httponly=True
+    )
     return LoggedIn(csrf=csrf_of(secret))
 
 
@@ -78,8 +100,20 @@ def who(request: Request, caller: Annotated[Caller, Depends(needs(Role.viewer))]
     )
 
 
+@router.post("/api/session/password", status_code=204)
+def change_password(request: Request, body: PasswordChange, caller: Person) -> None:
+    """Changes one's own password. All other sessions and all tokens end."""
+    accounts.change_password(service_of(request), caller, body.old, body.new, address_of(request))
+
+
+@router.delete("/api/session/others")
+def end_others(request: Request, caller: Person) -> Ended:
+    """Ends one's sessions in all other browsers."""
+    return Ended(sessions=accounts.end_other_sessions(service_of(request), caller))
+
+
 @router.delete("/api/session", status_code=204)
-def log_out(request: Request, response: Response, caller: Annotated[Caller, Depends(needs(Role.viewer))]) -> None:
+def log_out(request: Request, response: Response, caller: Person) -> None:
     """Ends this browser's session."""
     accounts.logout(service_of(request), caller)
     clear_cookie(response)

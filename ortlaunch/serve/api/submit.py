@@ -62,7 +62,9 @@ class Checked(BaseModel):
     experiment: str
     launcher: str
     slots: int
-    """0 for a job of a scheduler."""
+    """0 for a job of a scheduler, and on the CPU of a machine with GPUs."""
+    needs: dict[str, float]
+    """Cores, and bytes of memory and disk, that it takes of this machine at least; none for a job of a scheduler."""
     steps: int
     minutes: float | None
 

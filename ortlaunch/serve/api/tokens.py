@@ -55,7 +55,9 @@ def list_tokens(
 
 
 @router.post("/api/tokens", status_code=201)
-def make_token(request: Request, body: NewToken, caller: Annotated[Caller, Depends(needs(Role.viewer))]) -> TokenMade:
+def make_token(
+    request: Request, body: NewToken, caller: Annotated[Caller, Depends(needs(Role.viewer, tokens=False))]
+) -> TokenMade:
     """Makes a token."""
     token, secret = tokens.make_token(service_of(request), caller, body.name, Role[body.role], body.days)
     return TokenMade(token=row_of(token, caller.name), secret=secret)

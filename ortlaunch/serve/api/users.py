@@ -15,6 +15,7 @@ from ortlaunch.serve.tables import User
 router = APIRouter(tags=["users"])
 RoleName = Literal["viewer", "runner", "author", "admin"]
 Id = Annotated[int, Path(ge=1, le=2**53)]
+Admin = Annotated[Caller, Depends(needs(Role.admin, tokens=False))]
 _Name = Annotated[str, Field(max_length=64)]
 
 
@@ -62,7 +63,7 @@ def list_users(request: Request, _caller: Annotated[Caller, Depends(needs(Role.a
 
 
 @router.post("/api/users", status_code=201)
-def add_user(request: Request, body: NewUser, caller: Annotated[Caller, Depends(needs(Role.admin))]) -> LinkMade:
+def add_user(request: Request, body: NewUser, caller: Admin) -> LinkMade:
     """Adds a user."""
     service = service_of(request)
     user, secret = accounts.add_user(service, caller, body.name, Role[body.role], body.unix_user)
@@ -70,9 +71,7 @@ def add_user(request: Request, body: NewUser, caller: Annotated[Caller, Depends(
 
 
 @router.patch("/api/users/{user_id}")
-def change_user(
-    request: Request, user_id: Id, body: UserChange, caller: Annotated[Caller, Depends(needs(Role.admin))]
-) -> UserRow:
+def change_user(request: Request, user_id: Id, body: UserChange, caller: Admin) -> UserRow:
     """Changes a user's role, Unix user, or whether the user may log in."""
     role = None if body.role is None else Role[body.role]
     changed = accounts.change_user(service_of(request), caller, user_id, role, body.unix_user, body.disabled)
@@ -80,7 +79,7 @@ def change_user(
 
 
 @router.post("/api/users/{user_id}/link", status_code=201)
-def make_link(request: Request, user_id: Id, caller: Annotated[Caller, Depends(needs(Role.admin))]) -> LinkMade:
+def make_link(request: Request, user_id: Id, caller: Admin) -> LinkMade:
     """Makes a one-time link by which the user chooses another password."""
     service = service_of(request)
     secret = accounts.new_link(service, caller, user_id)

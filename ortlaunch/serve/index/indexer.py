@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session
 
 from ortlaunch.follow.state import State
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.index import deliveries
 from ortlaunch.serve.index.folders import Folders, Stamp
 from ortlaunch.serve.index.reading import Reading, fingerprint, read_folders
 from ortlaunch.serve.index.tables import IndexedRun
@@ -41,6 +40,9 @@ _AGAIN_SECONDS = 60.0
 _BATCH = 100
 _STOP_SECONDS = 5.0
 """How long the end of the service waits for the threads."""
+
+
+_TOLD = ("run_id", "name", "experiment", "state", "reason", "step", "steps", "loss", "started", "ended", "checkpoint")
 
 
 class Known(NamedTuple):
@@ -245,19 +247,12 @@ class RootIndex:
             self._read_at[reading_.place] = (now, marks[reading_.place])
         with writing(self._engine) as session:
             changed = _write(session, found)
-            deliveries.note_ends(session, [one for one in found if self._has_ended(one)])
         for one in found:
             values = one.values
             self._known[one.place] = Known(values["changed"], values["is_over"], values["state"])
             if values["is_over"]:
                 self._read_at.pop(one.place, None)
         self._untold = _both(self._untold, Change(frozenset(changed), ()))
-
-    def _has_ended(self, one: Reading) -> bool:
-        """Whether a run has ended since it was read last. Of a run that was never seen, its end's time decides."""
-        known = self._known.get(one.place)
-        is_same = known is not None and known.is_over and known.state == one.values["state"]
-        return bool(one.values["is_over"]) and not is_same
 
     def _remove(self, places: list[str]) -> tuple[str, ...]:
         if not places:
@@ -321,13 +316,20 @@ class Index:
         for one in self.roots:
             one.listen(tell)
 
+    def ended(self, since: float) -> list[dict[str, Any]]:
+        """Returns the runs that have ended after a time, with what others are told of them."""
+        columns = [getattr(IndexedRun, name) for name in ("key", *_TOLD)]
+        with reading(self._engine) as session:
+            query = select(*columns).where(IndexedRun.is_over, IndexedRun.ended > since)
+            return [dict(row) for row in session.execute(query).mappings()]
+
     def refresh(self) -> None:
         """Looks at the run folders once, and brings the index up to date."""
         for one in self.roots:
             one.refresh()
 
     def rebuild(self) -> int:
-        """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
+        """Makes the index anew from the run folders; returns how many runs it has."""
         with writing(self._engine) as session:
             session.execute(delete(IndexedRun))
         for one in self.roots:
@@ -391,6 +393,9 @@ def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
             "is_over": True,
             "seconds_left": None,
         }
+    elif values["state"] == State.STOPPED.value and job is not None and _saw_the_end(job, values["updated"]):
+        # The queue also knows what the run had taken too much of.
+        values["reason"] = job.reason
 
 
 def _saw_the_end(job: Row[*tuple[Any, ...]], updated: float) -> bool:

@@ -1,8 +1,8 @@
-"""The tables of the index, which can be made anew from the run folders, and those of the webhooks, which cannot."""
+"""The table of the index, which can be made anew from the run folders."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Float, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ortlaunch.serve.database import Base
@@ -53,35 +53,3 @@ class IndexedRun(Base):
     """Bytes of the journal that a tracking server has not got yet."""
     changed: Mapped[int] = mapped_column(BigInteger)
     """The folder's modification time in nanoseconds, for which the row of a run that is over holds."""
-
-
-class Webhook(Base):
-    """An address that is told when a run ends."""
-
-    __tablename__ = "webhooks"
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    url: Mapped[str] = mapped_column(Text)
-    secret: Mapped[str] = mapped_column(Text)
-    """The key of the signature. It is kept as it is, because each message is signed with it."""
-    made_by: Mapped[str] = mapped_column(String(64))
-    made: Mapped[float] = mapped_column(Float)
-
-
-class Delivery(Base):
-    """The message that one run has ended, to one webhook."""
-
-    __tablename__ = "deliveries"
-    __table_args__ = (UniqueConstraint("webhook_id", "place", "ended"), Index("deliveries_due", "delivered", "due"))
-
-    id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    webhook_id: Mapped[int] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
-    place: Mapped[str] = mapped_column(Text)
-    ended: Mapped[float] = mapped_column(Float)
-    body: Mapped[str] = mapped_column(Text)
-    tries: Mapped[int] = mapped_column(Integer, default=0)
-    due: Mapped[float | None] = mapped_column(Float)
-    """When it is tried next; None when it was delivered or given up."""
-    delivered: Mapped[float | None] = mapped_column(Float)
-    problem: Mapped[str] = mapped_column(Text, default="")
-    """Why the latest try failed."""

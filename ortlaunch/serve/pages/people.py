@@ -42,6 +42,7 @@ def my_tokens(request: Request, caller: Viewer) -> HTMLResponse:
     found = [token for token, _ in tokens.tokens_of(service_of(request), caller, False)]
     roles = {role: meaning for role, meaning in _MEANINGS.items() if role <= caller.role}
     values = {"tokens": found, "now": time.time(), "roles": roles, "most_days": tokens.MOST_DAYS}
+    values["shortest"] = accounts.SHORTEST_PASSWORD
     return render(request, template, caller, **values)
 
 

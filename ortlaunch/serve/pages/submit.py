@@ -60,6 +60,7 @@ def _form(request: Request, caller: Caller, job: str, again: str) -> HTMLRespons
         "groups": groups,
         "open_groups": _OPEN,
         "jobs": jobs_to_choose(),
+        "limits": submitting.limits_for(service, caller),
     }
     return render(request, "submit.html", caller, **values)
 

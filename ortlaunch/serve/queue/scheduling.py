@@ -2,8 +2,8 @@
 
 - Between users the one with the least usage comes first; within a user the oldest job does. A higher priority comes
   before both.
-- A job gets all of its slots at once. The first job that does not fit is the head. Its start is promised for the
-  moment at which enough running jobs will have reached their time limits.
+- A job gets all of its slots, and all that it takes beside them, at once. The first job that does not fit is the head.
+  Its start is promised for the moment at which enough running jobs will have reached their time limits.
 - A later job of another user may start before the head (backfill) only if it ends before that moment by its own time
   limit, or needs no slot that the head will need. While a running job without a limit stands in the way, no moment can
   be promised, and nothing passes the head.
@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+Amounts = tuple[float, ...]
+"""Slots, and what is counted beside them."""
 LEAST_CHARGE = 600.0
 """A job that has just begun counts as if it had used its slots for this many seconds. So one user does not get all
 slots that become free at one moment."""
@@ -36,6 +38,13 @@ class Waiting:
     minutes: float | None = None
     """Its time limit; None without one."""
     priority: int = 0
+    beside: Amounts = ()
+    """What it takes beside slots, in the order of `Capacity.beside`."""
+
+    @property
+    def amounts(self) -> Amounts:
+        """All that it takes."""
+        return self.slots, *self.beside
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,12 @@ class Running:
     slots: int
     since: float
     minutes: float | None = None
+    beside: Amounts = ()
+
+    @property
+    def amounts(self) -> Amounts:
+        """All that it holds."""
+        return self.slots, *self.beside
 
     def end(self, now: float) -> float:
         """When it ends at the latest; infinite without a limit. A job beyond its limit is being stopped now."""
@@ -61,6 +76,15 @@ class Capacity:
     """All slots that the machine has."""
     withheld: int = 0
     """Free slots that other processes use or that an administrator has taken out."""
+    beside: Amounts = ()
+    """What the machine has beside slots, such as cores and bytes of memory."""
+    names: tuple[str, ...] = ()
+    """What these are."""
+
+    @property
+    def amounts(self) -> Amounts:
+        """All that jobs may take."""
+        return self.total - self.withheld, *self.beside
 
 
 @dataclass(frozen=True)
@@ -112,11 +136,16 @@ def usage_now(now: float, slot_seconds: float, at: float) -> float:
     return float(slot_seconds * 0.5 ** (max(0.0, now - at) / HALF_LIFE))
 
 
+def charged(slots: int) -> int:
+    """Returns the slots that a job is charged for: on a machine with GPUs, one that takes none is no gift either."""
+    return max(1, slots)
+
+
 def _in_order(now: float, waiting: list[Waiting], running: list[Running], shares: Mapping[str, float]) -> list[Waiting]:
     used = {job.owner: float(shares.get(job.owner, 0.0)) for job in waiting}
     for job in running:
         if job.owner in used:
-            used[job.owner] += job.slots * max(LEAST_CHARGE, now - job.since)
+            used[job.owner] += charged(job.slots) * max(LEAST_CHARGE, now - job.since)
     lines: dict[str, list[Waiting]] = {}
     for waiter in sorted(waiting, key=lambda one: (one.priority, -one.number)):
         lines.setdefault(waiter.owner, []).append(waiter)
@@ -126,7 +155,7 @@ def _in_order(now: float, waiting: list[Waiting], running: list[Running], shares
         first = lines[owner].pop()
         order.append(first)
         # The same as for a job that has just begun, so that the order is that in which jobs would start.
-        used[owner] += first.slots * LEAST_CHARGE
+        used[owner] += charged(first.slots) * LEAST_CHARGE
         if not lines[owner]:
             del lines[owner]
     return order
@@ -139,11 +168,13 @@ class _Walk:
         self._now = now
         self._capacity = capacity
         self._running = running
-        self._free = max(0, capacity.total - capacity.withheld - sum(job.slots for job in running))
+        self._free = capacity.amounts
+        for job in running:
+            self._free = _less(self._free, job.amounts)
         self._head: Waiting | None = None
         self._promise = math.inf
-        self._spare = 0
-        """Slots that will be free beside the head when it starts."""
+        self._spare: Amounts = ()
+        """What will be free beside the head when it starts."""
         self._first_of: dict[str, str] = {}
         """The first job of each owner that goes on waiting: no later one of them passes it."""
 
@@ -165,9 +196,11 @@ class _Walk:
         """Returns why a job does not start; empty if it does."""
         if job.slots > self._capacity.total:
             return f"it needs {_slots(job.slots)}, and this machine has {self._capacity.total}"
+        if not _fits(job.beside, self._capacity.beside):
+            return f"{self._lacks(job)}, and this machine has less"
         if job.owner in self._first_of:
             return f"after {self._first_of[job.owner]} of the same user"
-        if self._head is None and job.slots <= self._free:
+        if self._head is None and _fits(job.amounts, self._free):
             return ""
         if job.slots > self._capacity.total - self._capacity.withheld:
             self._first_of[job.owner] = job.id
@@ -183,40 +216,67 @@ class _Walk:
     def _becomes_head(self, job: Waiting) -> str:
         self._head = job
         free = self._free
-        for end, slots in sorted((one.end(self._now), one.slots) for one in self._running):
+        for end, amounts in sorted((one.end(self._now), one.amounts) for one in self._running):
             # Runs that end at the promised moment leave their slots too.
             if end > self._promise:
                 break
-            free += slots
-            if math.isinf(self._promise) and free >= job.slots:
+            free = _more(free, amounts)
+            if math.isinf(self._promise) and _fits(job.amounts, free):
                 self._promise = end
-        self._spare = free - job.slots if math.isfinite(self._promise) else 0
-        return f"next: it needs {_slots(job.slots)}, {self._free} free"
+        self._spare = _less(free, job.amounts)
+        return f"next: {self._lacks(job)}"
 
     def _passes(self, job: Waiting) -> bool:
         """Whether a job may start before the head without delaying it."""
-        if job.slots > self._free or not math.isfinite(self._promise):
+        if not _fits(job.amounts, self._free) or not math.isfinite(self._promise):
             return False
-        return self._ends_in_time(job) or job.slots <= self._spare
+        return self._ends_in_time(job) or _fits(job.amounts, self._spare)
 
     def _ends_in_time(self, job: Waiting) -> bool:
         return job.minutes is not None and self._now + 60 * job.minutes <= self._promise
 
     def _start(self, job: Waiting) -> None:
         if self._head is not None and not self._ends_in_time(job):
-            self._spare -= job.slots
-        self._free -= job.slots
-        self._running.append(Running(job.id, job.owner, job.slots, self._now, job.minutes))
+            self._spare = _less(self._spare, job.amounts)
+        self._free = _less(self._free, job.amounts)
+        self._running.append(Running(job.id, job.owner, job.slots, self._now, job.minutes, job.beside))
 
     def _why_behind(self, job: Waiting) -> str:
         assert self._head is not None
-        if job.slots > self._free:
-            return f"after {self._head.id}; it needs {_slots(job.slots)}, {self._free} free"
+        if not _fits(job.amounts, self._free):
+            return f"after {self._head.id}; {self._lacks(job)}"
         if not math.isfinite(self._promise):
             return f"after {self._head.id}, which starts when a run without a time limit ends"
         if job.minutes is None:
             return f"after {self._head.id}, which it would delay: it has no time limit"
         return f"after {self._head.id}, which it would delay"
+
+    def _lacks(self, job: Waiting) -> str:
+        """What is not free of what a job needs."""
+        for need, free, name in zip(job.beside, self._free[1:], self._capacity.names, strict=True):
+            if need > free and job.slots <= self._free[0]:
+                return f"it needs {amount(name, need)}, {amount(name, max(0.0, free))} free"
+        return f"it needs {_slots(job.slots)}, {max(0, round(self._free[0]))} free"
+
+
+def amount(name: str, value: float) -> str:
+    """Returns an amount of something in words."""
+    if name in ("memory", "disk"):
+        unit, shift = ("GiB", 30) if value >= 1 << 30 else ("MiB", 20)
+        return f"{value / (1 << shift):,.1f} {unit} of {name}"
+    return f"{value:,g} {name if value != 1 else name.removesuffix('s')}"
+
+
+def _fits(needed: Amounts, free: Amounts) -> bool:
+    return all(one <= max(0, other) for one, other in zip(needed, free, strict=True))
+
+
+def _less(these: Amounts, others: Amounts) -> Amounts:
+    return tuple(one - other for one, other in zip(these, others, strict=True))
+
+
+def _more(these: Amounts, others: Amounts) -> Amounts:
+    return tuple(one + other for one, other in zip(these, others, strict=True))
 
 
 def _slots(count: int) -> str:

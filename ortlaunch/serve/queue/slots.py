@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -22,6 +23,8 @@ _FRESH_SECONDS = 5.0
 _DRIVER_SECONDS = 60.0
 """How often a machine is asked again whose nvidia-smi finds no GPU: at boot the driver may come after the service."""
 _GPU = "gpu"
+_SIGN = "ortlaunch-serve"
+_TAKEN = "another ortlaunch serve of this machine gives it out"
 _USED, _MISSING = "a process that is not of this queue uses it", "nvidia-smi does not find it"
 _NO_DEVICES = "No devices were found"
 """What some versions say without an exit code."""
@@ -45,8 +48,12 @@ class Slots:
     """How many slots there are; None: all GPUs, or one group of workers on a machine without GPUs."""
     trouble: str = ""
     """Why the slots, or those that other processes use, cannot be told now; empty if they can."""
+    use: dict[str, dict[str, float]] = field(default_factory=dict)
+    """How ``busy`` each GPU is, and the share of its ``memory`` that is taken, by slot; as it was last told."""
     _names: tuple[str, ...] | None = None
     _withheld: dict[str, str] | None = None
+    _held: dict[str, socket.socket] = field(default_factory=dict)
+    """What shows that this service gives a GPU out, by the GPU's UUID."""
     _next: float = float("-inf")
     """When the machine may be looked at again."""
     _began: float = float("-inf")
@@ -100,7 +107,9 @@ class Slots:
 
     def _ask(self) -> None:
         """Asks which GPUs there are, and which of them other processes use."""
-        present = _uuids()
+        listed = _gpus()
+        present = {index: uuid for index, (uuid, _) in listed.items()}
+        self.use = {f"{_GPU}{index}": use for index, (_, use) in listed.items() if use}
         names = tuple(f"{_GPU}{index}" for index in _visible(present))[: self.limit]
         if names and (self._names is None or not self._names[0].startswith(_GPU)):
             self._withheld = None
@@ -108,9 +117,23 @@ class Slots:
         elif self._names is None:
             self._names = tuple(f"cpu{index}" for index in range(1 if self.limit is None else self.limit))
         used = _used() if present else frozenset()
-        states = {f"{_GPU}{index}": _USED if uuid in used else "" for index, uuid in present.items()}
-        gpus = [name for name in self._names if name.startswith(_GPU)]
-        self._withheld = {name: why for name in gpus if (why := states.get(name, _MISSING))}
+        gpus = {name: present.get(int(name.removeprefix(_GPU))) for name in self._names if name.startswith(_GPU)}
+        self._withheld = {name: why for name, uuid in gpus.items() if (why := self._why_not(uuid, used))}
+
+    def _why_not(self, uuid: str | None, used: frozenset[str]) -> str:
+        """Why a GPU is not given out; empty if it is."""
+        if uuid is None:
+            return _MISSING
+        if uuid not in self._held:
+            # The kernel knows such a name once on the machine, for all its users, and forgets it with the process.
+            sign = socket.socket(socket.AF_UNIX)
+            try:
+                sign.bind(f"\0{_SIGN}-{uuid}")
+            except OSError:
+                sign.close()
+                return _TAKEN
+            self._held[uuid] = sign
+        return _USED if uuid in used else ""
 
     def _note(self, trouble: str) -> None:
         """Notes why there is no answer. A failure is written into the log once."""
@@ -139,9 +162,15 @@ def _means(word: str, index: int, uuid: str) -> bool:
     return int(word) == index if word.isdecimal() else word.startswith("GPU-") and uuid.startswith(word)
 
 
-def _uuids() -> dict[int, str]:
-    """The UUIDs of the GPUs by their numbers."""
-    return {int(number): uuid for number, uuid in _query("gpu", "index,uuid", r"(\d+), *(GPU-\S+)")}
+def _gpus() -> dict[int, tuple[str, dict[str, float]]]:
+    """The UUIDs of the GPUs by their numbers, and how busy they are, where that can be told."""
+    columns = "index,uuid,utilization.gpu,memory.used,memory.total"
+    form = r"(\d+), *(GPU-\S+?)(?:, *(?:(\d+) %|\[.*?\]), *(?:(\d+) MiB|\[.*?\]), *(?:(\d+) MiB|\[.*?\]))?"
+    found = {}
+    for number, uuid, busy, used, total in _query("gpu", columns, form):
+        shares = {} if None in (busy, used, total) else {"busy": int(busy) / 100, "memory": int(used) / int(total)}
+        found[int(number)] = uuid, shares
+    return found
 
 
 def _used() -> frozenset[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from ortlaunch.run.identity import machine
 from ortlaunch.run.key import RunKey
-from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, schedule, usage_now
+from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, amount, charged, schedule, usage_now
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSetting, Request, Usage
 
 PAUSED = "paused"
@@ -25,6 +26,18 @@ _ALL = "*"
 _PAUSED = "the queue is paused by an administrator"
 _KEPT_SECONDS = 30 * 24 * 3600.0
 """How long a repeated request is known."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What one run may take."""
+
+    minutes: float | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    """``slots`` of its owner at a time, and the bytes of ``memory`` and ``disk`` at which it is stopped."""
+
+
+_ANY = Allowance()
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,7 @@ def add_job(
     run_key: str,
     request: dict[str, Any],
     checked: dict[str, Any],
+    allowance: Allowance = _ANY,
 ) -> Job:
     """Adds a job to the queue.
 
@@ -91,7 +105,8 @@ def add_job(
         unix_user: whom its run belongs to.
         run_key: the key of its run.
         request: the request as it was sent.
-        checked: what the check has returned.
+        checked: what the check has returned. Neither it nor the request holds secrets any more.
+        allowance: what it may take.
     """
     number = (session.scalar(select(func.max(Job.number))) or 0) + 1
     job = Job(
@@ -101,7 +116,8 @@ def add_job(
         owner=owner[1],
         unix_user=unix_user,
         state=JobState.WAITING,
-        minutes=request.get("minutes"),
+        minutes=request.get("minutes") if allowance.minutes is None else allowance.minutes,
+        limits=allowance.limits,
         priority=0,
         submitted=time.time(),
         taken=[],
@@ -118,7 +134,7 @@ def add_job(
 
 def _columns_of(checked: dict[str, Any]) -> dict[str, Any]:
     """Returns what a check says of a run, by the columns of its job. A check may say more, which is left out."""
-    same = ("slots", "name", "experiment", "launcher", "steps", "run_dir", "words")
+    same = ("slots", "needs", "name", "experiment", "launcher", "steps", "run_dir", "words")
     return {
         **{name: checked[name] for name in same},
         "resumes": "begun_before" in checked,
@@ -169,12 +185,15 @@ def shares(session: Session, now: float) -> dict[str, float]:
     return {one.owner: usage_now(now, one.slot_seconds, one.at) for one in session.scalars(select(Usage))}
 
 
-def decide(session: Session, slate: Slate, now: float, head: str | None) -> tuple[Plan, list[Job]]:
+def decide(
+    session: Session, slate: Slate, capacity: Mapping[str, float], now: float, head: str | None
+) -> tuple[Plan, list[Job]]:
     """Decides which jobs start, and writes the intent to start them.
 
     Args:
         session: the session that writes.
         slate: the slots.
+        capacity: what the machine has beside them, by the names of `Job.needs`.
         now: the time.
         head: the head of the decision before.
 
@@ -186,20 +205,47 @@ def decide(session: Session, slate: Slate, now: float, head: str | None) -> tupl
     taken = [name for job in holding for name in job.taken]
     free = slate.free(taken, set_by_admins.drained)
     unused = len(slate.names) - len(set(taken) & set(slate.names))
+    names = tuple(capacity)
+
+    def beside(job: Job) -> tuple[float, ...]:
+        return tuple(job.needs.get(name, 0.0) for name in names)
+
     plan = schedule(
         now,
-        Capacity(len(slate.names), withheld=unused - len(free)),
-        [Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority) for job in waiting if job.slots],
+        Capacity(len(slate.names), unused - len(free), tuple(capacity.values()), names),
         [
-            Running(job.id, job.owner, len(job.taken), now - seconds_run(job, now), job.minutes)
+            Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority, beside(job))
+            for job in _within_limits(waiting, holding)
+        ],
+        [
+            Running(job.id, job.owner, len(job.taken), now - seconds_run(job, now), job.minutes, beside(job))
             for job in holding
-            if job.taken
+            if job.is_here
         ],
         shares(session, now),
         _why_closed(set_by_admins),
         head,
     )
     return plan, _written(plan, waiting, free, now, hands_over=not set_by_admins.paused)
+
+
+def _within_limits(waiting: list[Job], holding: list[Job]) -> list[Job]:
+    """Returns the jobs for this machine that their owners may have beside the others that they have."""
+    held = Counter[str]()
+    for job in holding:
+        if job.is_here:
+            held[job.owner] += charged(len(job.taken))
+    found = []
+    for job in waiting:
+        if not job.is_here:
+            continue
+        most = job.limits.get("slots")
+        if most is not None and held[job.owner] + charged(job.slots) > most:
+            job.reason = f"its owner may hold {amount('slots', most)} at a time"
+            continue
+        held[job.owner] += charged(job.slots)
+        found.append(job)
+    return found
 
 
 def _why_closed(set_by_admins: Switches) -> str:
@@ -230,9 +276,9 @@ def _written(plan: Plan, waiting: list[Job], free: list[str], now: float, *, han
             by_id[name].reason = reason
     starts = [by_id[name] for name in plan.starts]
     for job in waiting:
-        if not job.slots and hands_over:
+        if not job.is_here and hands_over:
             starts.append(job)
-        elif not job.slots:
+        elif not job.is_here:
             job.reason = _PAUSED
     for job in starts:
         job.state, job.reason, job.started, job.attempts = JobState.STARTING, "", now, 1
@@ -258,10 +304,10 @@ def seconds_run(job: Job, now: float) -> float:
 def note_end(session: Session, job: Job, state: JobState, *, outcome: str = "", reason: str = "") -> None:
     """Writes that a job is over, and what it has used."""
     now = time.time()
-    if job.taken and job.started is not None:
+    if job.is_here and job.started is not None:
         used = session.get(Usage, job.owner) or Usage(owner=job.owner, slot_seconds=0.0, at=now)
         before = usage_now(now, used.slot_seconds, used.at)
-        used.slot_seconds, used.at = before + len(job.taken) * seconds_run(job, now), now
+        used.slot_seconds, used.at = before + charged(len(job.taken)) * seconds_run(job, now), now
         session.add(used)
     job.state, job.ended, job.taken, job.outcome, job.reason = state, now, [], outcome, reason
 

@@ -47,7 +47,11 @@ class Job(Base):
     reason: Mapped[str] = mapped_column(Text, default="")
     """Why it waits, or why it was refused."""
     slots: Mapped[int] = mapped_column(Integer)
-    """How many slots it needs, all at once; 0 for a job of a scheduler."""
+    """How many slots it needs, all at once; 0 for a job of a scheduler, and on the CPU of a machine with GPUs."""
+    needs: Mapped[dict[str, float]] = mapped_column(JSON, default=dict, server_default="{}")
+    """What it takes of this machine beside its slots: ``cores``, and ``memory`` and ``disk`` in bytes."""
+    limits: Mapped[dict[str, float]] = mapped_column(JSON, default=dict, server_default="{}")
+    """The ``memory`` and ``disk`` in bytes at which it is stopped."""
     minutes: Mapped[float | None] = mapped_column(Float)
     """How long it may take at most, as its owner says; None if nobody knows."""
     priority: Mapped[int] = mapped_column(Integer, default=0)
@@ -89,6 +93,11 @@ class Job(Base):
     """When it was asked to stop."""
     outcome: Mapped[str] = mapped_column(String(16), default="")
     """How the run ended, as its folder says: finished, stopped, failed, killed, …; empty until then."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it takes something of this machine; a job of a scheduler does not."""
+        return bool(self.slots or self.needs)
 
 
 class Request(Base):

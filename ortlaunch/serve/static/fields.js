@@ -132,7 +132,9 @@ form.addEventListener("submit", (event) => {
       const body = request();
       const answer = await call("POST", "/api/runs/check", body);
       document.getElementById("plan").textContent = plain(answer.plan);
-      document.getElementById("cost").textContent = `${answer.slots ? `${answer.slots} slot${answer.slots === 1 ? "" : "s"}` : "a job of the scheduler"}${answer.minutes ? `, ${answer.minutes} minutes at most` : ""}`;
+      const needs = answer.needs.cores ? `, ${answer.needs.cores} cores and ${(answer.needs.memory / 2 ** 30).toFixed(1)} GiB of memory at least` : "";
+      const none = answer.needs.cores ? "no GPU" : "a job of the scheduler";
+      document.getElementById("cost").textContent = `${answer.slots ? `${answer.slots} slot${answer.slots === 1 ? "" : "s"}` : none}${needs}${answer.minutes ? `, ${answer.minutes} minutes at most` : ""}`;
       checked.hidden = false;
       ready = JSON.stringify(body);
       idempotency = crypto.randomUUID();

@@ -29,6 +29,16 @@ document.body.addEventListener("click", (event) => {
   });
 });
 document.body.addEventListener("submit", (event) => {
+  const limits = event.target.closest("form[data-limits]");
+  if (limits) {
+    event.preventDefault();
+    working(limits.querySelector("button"), async () => {
+      const given = Object.fromEntries([...new FormData(limits)].map(([name, value]) => [name, value === "" ? null : Number(value)]));
+      await call("PUT", `/api/limits/${limits.dataset.limits}`, given);
+      say("The limits are set: they hold for runs that are sent from now on.");
+    });
+    return;
+  }
   const form = event.target.closest("form[data-priority]");
   if (!form) return;
   event.preventDefault();

@@ -31,6 +31,8 @@ class FakeActor:
         """So many calls of `start` get no answer, though the run has begun."""
         self.lives = True
         self.slots = 1
+        self.on_gpu = False
+        self.needs = {"cores": 1, "memory": 1, "disk": 1}
         self.own_code = ""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -56,7 +58,10 @@ class FakeActor:
             raise Refused("train.steps=13 brings bad luck", "train.steps")
         shown = {"command": "ortlaunch", "plan": "text", "name": "n", "experiment": "e", "launcher": "local"}
         place = f"/nowhere/e/{request['run_key'].rpartition('-')[0]}-n-{request['run_key'][-6:]}"
-        return {**shown, "steps": 3, "words": request["words"], "run_dir": place, "slots": self.slots}
+        return {**shown, "steps": 3, "words": request["words"], "run_dir": place, "slots": self.slots, **self._needs()}
+
+    def _needs(self) -> dict[str, Any]:
+        return {"needs": self.needs if self.slots else {}, "on_gpu": self.on_gpu}
 
     def _check_resume(self, request: dict[str, Any]) -> dict[str, Any]:
         found = self._check({"words": request["words"], "run_key": "20260101-000000-abcdef"})

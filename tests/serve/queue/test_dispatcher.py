@@ -46,7 +46,7 @@ def actor() -> FakeActor:
 
 @pytest.fixture
 def queue(engine: Engine, actor: FakeActor) -> Iterator[Queue]:
-    made = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    made = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     made.start()
     yield made
     made.stop()
@@ -55,7 +55,7 @@ def queue(engine: Engine, actor: FakeActor) -> Iterator[Queue]:
 def add(engine: Engine, number: int = 1, owner: str = "ann", slots: int = 1, **changes: Any) -> str:
     """Puts a job into the queue."""
     shown = {"name": "n", "experiment": "e", "launcher": "local", "steps": 3, "words": ["x"]}
-    checked = {**shown, "run_dir": f"/nowhere/e/run{number}", "slots": slots, **changes.pop("checked", {})}
+    checked = {**shown, "run_dir": f"/nowhere/e/run{number}", "slots": slots, "needs": {}, **changes.pop("checked", {})}
     request = {"job": None, "keys": {}, "minutes": changes.pop("minutes", None)}
     with writing(engine) as session:
         key = f"20260101-000000-{number:06x}"
@@ -113,13 +113,13 @@ def test_a_start_without_an_answer_is_asked_for_again_and_means_the_same_start(
 ) -> None:
     actor.silent = 1000
     job_id = add(engine)
-    first = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    first = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     first.start()
     until(engine, job_id, lambda job: job.state == JobState.STARTING and actor.begun.total() > 0)
     first.stop()
     actor.silent = 0
     # Another service, as after a kill: it finds the intent.
-    second = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    second = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     second.start()
     job = until(engine, job_id, lambda job: job.state == JobState.RUNNING)
     second.stop()
@@ -149,7 +149,7 @@ def test_a_refusal_at_the_start_is_kept_with_its_message(engine: Engine, actor: 
 def test_a_job_that_is_stopped_while_it_starts_never_begins(engine: Engine, actor: FakeActor) -> None:
     asked = {"state": JobState.STARTING, "attempts": 1, "stop_asked": 1.0, "taken": ["cpu0"]}
     by_somebody, locked_out = (add(engine, number, **asked, reason=why) for number, why in ((1, ""), (2, "locked out")))
-    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     for job_id in (by_somebody, locked_out):
         queue._start(job_id)
     assert not actor.begun
@@ -163,7 +163,7 @@ def test_a_job_that_is_stopped_while_it_starts_never_begins(engine: Engine, acto
 def test_a_job_that_has_begun_when_it_is_stopped_is_asked_to_stop(engine: Engine, actor: FakeActor) -> None:
     job_id = add(engine, state=JobState.STARTING, attempts=1, taken=["cpu0"])
     actor.silent = 1
-    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     with pytest.raises(Unavailable):
         queue._start(job_id)
     with writing(engine) as session:
@@ -319,7 +319,7 @@ def test_many_runs_are_looked_at_in_several_requests(engine: Engine, actor: Fake
     gone = {"state": JobState.RUNNING, "attempts": 1, "pid": GONE["pid"], "ticks": 1}
     jobs = [add(engine, number, **gone) for number in range(1, 121)]
     actor.ended = {f"/nowhere/e/run{number}": ends() for number in range(1, 121)}
-    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
     queue._ask("root", [job_of(engine, job_id) for job_id in jobs])
     assert [len(request["jobs"]) for request in actor.actions("outcome")] == [50, 50, 20]
     assert {job_of(engine, job_id).outcome for job_id in jobs} == {"finished"}
@@ -329,7 +329,7 @@ def test_a_late_answer_to_a_start_brings_no_job_back(
     engine: Engine, actor: FakeActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = add(engine, state=JobState.STARTING, attempts=1)
-    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(2), Path("/nowhere"))  # type: ignore[arg-type]
 
     def call(*_: Any) -> dict[str, Any]:
         queue._end(job_id, JobState.ENDED, outcome="finished")
@@ -351,7 +351,7 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    queue = Queue(engine, actor, Slots())  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(), Path("/nowhere"))  # type: ignore[arg-type]
     queue.start()
     first, second = add(engine, 1), add(engine, 2)
     queue.wake()
@@ -377,7 +377,7 @@ class SlowActor(FakeActor):
 
 def test_a_unix_user_whose_home_hangs_and_stops_that_take_long_keep_no_run_waiting(engine: Engine) -> None:
     actor = SlowActor()
-    queue = Queue(engine, actor, Slots(1))  # type: ignore[arg-type]
+    queue = Queue(engine, actor, Slots(1), Path("/nowhere"))  # type: ignore[arg-type]
     for number in range(1, 9):
         add(engine, number, checked={"slots": 0}, unix_user="slow")
     for number in range(11, 19):

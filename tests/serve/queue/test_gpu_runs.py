@@ -48,9 +48,10 @@ class Machine:
 
     def says(self, gpus: str, used: str = "") -> None:
         """Makes nvidia-smi know some GPUs by the letters of their UUIDs, of which processes use some."""
-        listing = "\n".join(f"{number}, GPU-{letter}" for number, letter in enumerate(gpus))
-        apps = "\n".join(f"GPU-{letter}, 4242" for letter in used)
-        lines = "\n".join(f"GPU {number}: stand-in (UUID: GPU-{letter})" for number, letter in enumerate(gpus))
+        own = f"GPU-{os.getpid()}"
+        listing = "\n".join(f"{number}, {own}{letter}" for number, letter in enumerate(gpus))
+        apps = "\n".join(f"{own}{letter}, 4242" for letter in used)
+        lines = "\n".join(f"GPU {number}: stand-in (UUID: {own}{letter})" for number, letter in enumerate(gpus))
         self.does(
             f"case $1 in\n*query-gpu=*) echo '{listing}';;\n*compute-apps*) echo '{apps}';;\n*) echo '{lines}';;\nesac"
         )

@@ -55,6 +55,15 @@ def test_what_was_used_counts_until_there_is_another_answer(program: Path) -> No
     assert set(found.withheld()) == {"gpu2"}
 
 
+def test_a_gpu_is_given_out_by_one_service_of_the_machine(program: Path) -> None:
+    says(program, GPUS.replace("echo GPU-bb22, 4242", "true"))
+    first, second = Slots(2), Slots()
+    assert first.withheld() == {}
+    assert second.withheld() == dict.fromkeys(["gpu0", "gpu1"], slots._TAKEN)
+    first._held.clear()
+    assert second.withheld() == {}, "its service has ended"
+
+
 @pytest.mark.parametrize("code", [6, 9, 12])
 def test_a_machine_without_gpus_has_slots_on_the_cpu(program: Path, code: int) -> None:
     says(program, f"exit {code}")
