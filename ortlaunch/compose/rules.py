@@ -194,6 +194,8 @@ def _packages(config: Config) -> None:
     needed = [(f"trainer={config.trainer.name}", name, name) for name in trainer_of(config.trainer).packages]
     if config.data.name == "hf":
         needed.append(("data=hf", "datasets", "hf"))
+    if config.adapter.name == "lora":
+        needed.append(("adapter=lora", "peft", "lora"))
     needed += [(str(one), "torchmetrics", "metrics") for one in wanted(config.eval.metrics) if one.target is None]
     for what, package, extra in needed:
         if find_spec(package) is None:
