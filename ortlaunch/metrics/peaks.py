@@ -41,7 +41,8 @@ PEAKS: dict[str, Peak] = {
     r"B200": Peak(fp16=2250, bf16=2250, tf32=1100),
 }
 """The keys match the whole name that CUDA gives the device, without the vendor's. Similar names belong to other devices
-(A10G, V100-SXM2-32GB-LS, H100 slices of MIG, RTX 4090 Laptop) and get none. docs/metrics.md names each data sheet."""
+(A10G, V100-SXM2-32GB-LS, H100 slices of MIG, RTX 4090 Laptop) and get none. The source is NVIDIA's data sheet
+of each, of the GeForce the Ada GPU Architecture white paper (FP32 accumulate); figures with sparsity are halved."""
 
 
 def peak_flops(device: torch.device, precision: Precision, *, tf32: bool = False) -> float | None:

@@ -1,4 +1,4 @@
-"""The page of all keys, made of the schema when the site is built: a hook of mkdocs (mkdocs.yml)."""
+"""Pages that the site's build makes, a hook of mkdocs (mkdocs.yml): all keys, of the schema; the measured families."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,6 +22,7 @@ from ortlaunch.config.paths import conf_dir, headline
 from ortlaunch.serve.texts import texts_of
 from ortlaunch.tracking import trackers
 
+FAMILIES = Path(__file__).parents[1] / "ort" / "families.md"
 _INTRO = """\
 # Every key
 
@@ -143,6 +145,7 @@ def _escape(text: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the page to those of docs/."""
+    """Adds the pages to those of docs/."""
     files.append(File.generated(config, "reference.md", content=page()))
+    files.append(File.generated(config, "ort-families.md", content=FAMILIES.read_text()))
     return files

@@ -43,6 +43,7 @@ def test_a_run_that_would_end_before_the_checkpoint_that_it_resumes_from_is_refu
     [
         ("trainer=deepspeed", "deepspeed", "deepspeed"),
         ("data=hf", "datasets", "hf"),
+        ("adapter=lora", "peft", "lora"),
         ("eval.metrics=[accuracy]", "torchmetrics", "metrics"),
     ],
 )

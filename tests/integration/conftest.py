@@ -309,27 +309,13 @@ _GPT = (
 )
 _FEW = ("data.seq_len=64", "train.steps=20", "train.log_every=1", "train.batch_size=2")
 _SAME = (*_GPT, *_FEW)
-_ACCUMULATED = (*_SAME, "train.batch_size=1", "train.grad_accumulation=2")
-
-
-def _deepspeed(stage: int) -> tuple[str, ...]:
-    return "trainer=deepspeed", f"trainer.zero_stage={stage}"
 
 
 MATRIX: dict[str, tuple[str, ...]] = {
     "eager-single": ("backend=eager", "trainer=single", *_SAME, "train.batch_size=4"),
     "eager-ddp": ("backend=eager", "trainer=ddp", *_SAME),
-    "eager-zero1": ("backend=eager", *_deepspeed(1), *_SAME),
-    "eager-zero2": ("backend=eager", *_deepspeed(2), *_SAME),
-    "eager-zero3": ("backend=eager", *_deepspeed(3), *_SAME),
-    "eager-fsdp": ("backend=eager", "trainer=fsdp", *_SAME),
-    "eager-fsdp-accumulated": ("backend=eager", "trainer=fsdp", *_ACCUMULATED),
-    "eager-fsdp-recomputed": ("backend=eager", "trainer=fsdp", *_SAME, "train.activation_checkpointing=true"),
+    "eager-zero1": ("backend=eager", "trainer=deepspeed", "trainer.zero_stage=1", *_SAME),
     "ort-ddp": ("backend=ort", "trainer=ddp", *_SAME),
-    "ort-zero1": ("backend=ort", *_deepspeed(1), *_SAME),
-    "ort-zero2": ("backend=ort", *_deepspeed(2), *_SAME),
-    "ort-ddp-accumulated": ("backend=ort", "trainer=ddp", *_ACCUMULATED),
-    "ort-zero2-accumulated": ("backend=ort", *_deepspeed(2), *_ACCUMULATED),
 }
 
 

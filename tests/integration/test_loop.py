@@ -31,6 +31,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "eager-ddp-recompute": ("backend=eager", *_RUN, *_AGAIN),
     "eager-zero3": ("backend=eager", *_ZERO3, *_RUN),
     "eager-zero3-recompute": ("backend=eager", *_ZERO3, *_RUN, *_AGAIN),
+    "eager-fsdp": ("backend=eager", "trainer=fsdp", *_RUN),
+    # The blocks' parameters are gathered once more, within the backward.
+    "eager-fsdp-recompute": ("backend=eager", "trainer=fsdp", *_RUN, *_AGAIN),
     "ort-ddp-recompute": ("backend=ort", *_RUN, *_AGAIN),
     "eager-ddp-same": ("backend=eager", *_RUN, *_SAME),
     "eager-ddp-same-again": ("backend=eager", *_RUN, *_SAME),
@@ -104,7 +107,7 @@ def test_evaluation_takes_time_from_no_step(runs):
         assert seconds[step] <= (begun[step] - ended[step - 1]) / 1000 + 0.01
 
 
-@pytest.mark.parametrize("name", cases(["eager-ddp", "eager-zero3", "ort-ddp"]))
+@pytest.mark.parametrize("name", cases(["eager-ddp", "eager-fsdp", "eager-zero3", "ort-ddp"]))
 def test_recomputed_activations_are_the_same_dropout_included(runs, name):
     assert runs[f"{name}-recompute"].losses == pytest.approx(runs[name].losses, abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""Writes docs/ort-families.md: ``python -m tests.ort.families_table``, with the torch of the Python that runs it.
+"""Writes tests/ort/families.md: ``python -m tests.ort.families_table``, with the torch of the Python that runs it.
 
 Rows of other torch versions stay as they are, so that one environment after the other adds its own.
 """
@@ -15,7 +15,7 @@ from tests.ort.families import FAMILIES, SHAPES, Family
 from tests.ort.foreign_table import HEADING
 from tests.ort.parity import PARTS, STEPS, TOLERANCE, Parity, measure
 
-TABLE = Path(__file__).parents[2] / "docs" / "ort-families.md"
+TABLE = Path(__file__).with_name("families.md")
 TESTED = ("2.13.0", "2.6.0")
 """The torch versions that the table tells of."""
 

@@ -1,7 +1,7 @@
 """Families of transformers that ortlaunch has no model for: small, with random weights, for ``ortlaunch check``.
 
 ``ortlaunch check model=factory model.target=tests.ort.foreign:build model.params.family=NAME data=… device=cpu`` takes
-them; the table in ``docs/ort-families.md`` shows the verdict on each.
+them; the table in ``tests/ort/families.md`` shows the verdict on each.
 """
 
 from __future__ import annotations

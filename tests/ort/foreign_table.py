@@ -1,4 +1,4 @@
-"""Checks families as ``ortlaunch check`` does and writes the second table of docs/ort-families.md.
+"""Checks families as ``ortlaunch check`` does and writes the second table of tests/ort/families.md.
 
 ``python -m tests.ort.foreign_table [NAME ...]``, with the torch of the Python that runs it. Each family is a process of
 its own, which ends after `_SECONDS`. The table keeps the rows of the families that are not named.
@@ -23,8 +23,7 @@ from tests.ort.foreign import BY_NAME, FOREIGN, Foreign, keys
 Outcome = tuple[dict[str, Any] | None, str]
 """The report of a check, or None and what it said instead."""
 
-ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "docs" / "ort-families.md"
+TABLE = Path(__file__).with_name("families.md")
 HEADING = "## Families of transformers through `ortlaunch check`"
 _SECONDS = 110.0
 _TITLES = ("Family", "Kind", "Model class", "What it has", "Verdict", "Largest error of a gradient", "Why not")

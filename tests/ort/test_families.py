@@ -1,4 +1,4 @@
-"""Each family trains under ORT as it trains eager, on real data; ``docs/ort-families.md`` shows what was measured."""
+"""Each family trains under ORT as it trains eager, on real data; ``tests/ort/families.md`` shows what was measured."""
 
 from __future__ import annotations
 

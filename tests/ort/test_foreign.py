@@ -1,4 +1,4 @@
-"""Families of transformers through ``ortlaunch check``; ``docs/ort-families.md`` shows the verdicts."""
+"""Families of transformers through ``ortlaunch check``; ``tests/ort/families.md`` shows the verdicts."""
 
 from __future__ import annotations
 
