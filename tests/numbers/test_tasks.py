@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 class Pairs(Dataset):
     """Two views of the same thing."""
 
-    def __init__(self, n=90):
+    def __init__(self, n=96):
         draw = torch.Generator().manual_seed(1)
         things = torch.randn(n, 12, generator=draw)
         self.views = [things + 0.3 * torch.randn(n, 12, generator=draw) for _ in range(2)]
