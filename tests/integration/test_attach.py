@@ -31,6 +31,17 @@ def test_loops_of_many_manners_train_as_plain_torch_does(tmp_path: Path) -> None
         assert {name: error for name, error in found.items() if error > 1e-12} == {}
 
 
+@pytest.mark.nightly
+def test_loops_train_alike_when_weights_are_sharded(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    # torch's FSDP has no second derivatives.
+    names = ("plain", "gan", "distillation", "reinforcement", "own_accumulation", "by_key")
+    run_probe(PROBE, out, "fsdp", *names)
+    found = json.loads(out.read_text())
+    assert found.keys() == set(names)
+    assert {name: error for name, error in found.items() if error > 1e-12} == {}
+
+
 def _start(folder: Path, *keys: str, **variables: str) -> int:
     """Starts ``train.py`` as a user does who has no launcher; returns its exit code."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
