@@ -345,16 +345,17 @@ def check_attached(config: Config) -> None:
 def _attached_backend(config: Config) -> None:
     if isinstance(config.backend, AutoConfig):
         raise RequestError("backend=auto: ortlaunch cannot try a script's model: name the backend")
-    if isinstance(config.backend, OrtConfig) and trainer_of(config.trainer).zero_stage(config.trainer) == 3:
-        raise RequestError("backend=ort in a script: not with trainer.zero_stage=3: use a lower stage or backend=eager")
+    if isinstance(config.backend, OrtConfig):
+        raise RequestError(
+            "backend=ort: what ONNX Runtime computes is compared with PyTorch in ortlaunch's own loop alone: use "
+            "backend=eager or compile in a script, or bring the script's step by train.step=module:function"
+        )
 
 
 ATTACHED_RULES: tuple[Callable[[Config], None], ...] = (
     _numbers,
     _attached_backend,
-    _backend,
     _trainer,
-    _ort_blocks,
     _precision,
     _activation_checkpointing,
     _tf32,

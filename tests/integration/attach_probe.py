@@ -1,4 +1,4 @@
-"""Loops in the manner of users' scripts, attached: python attach_probe.py OUT BACKEND [NAME ...], under torchrun too.
+"""Loops in the manner of users' scripts, attached: python attach_probe.py OUT TRAINER [NAME ...], under torchrun too.
 
 Each worker computes the same loop in plain torch, in one process and with the whole batches, and compares the weights.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import ortlaunch
@@ -231,17 +232,20 @@ LOOPS: dict[str, tuple[Callable[[Attached | None], list[nn.Module]], tuple[str, 
 def difference(name: str, out: Path) -> float:
     """The largest difference of a weight between an attached loop and the same one in plain torch."""
     loop, keys = LOOPS[name]
-    run = ortlaunch.attach(*KEYS, *KEYS_OF_BACKEND, *keys, f"run_root={out.parent}/runs", f"experiment={name}")
-    found = [one.detach().clone() for model in loop(run) for one in model.parameters()]
+    run = ortlaunch.attach(*KEYS, f"trainer={TRAINER}", *keys, f"run_root={out.parent}/runs", f"experiment={name}")
+    found = [_whole(one.detach()).clone() for model in loop(run) for one in model.parameters()]
     expected = [one.detach() for model in loop(None) for one in model.parameters()]
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
-    OUT, BACKEND, *names = Path(sys.argv[1]), *sys.argv[2:]
-    DTYPE = torch.float32 if BACKEND == "ort" else torch.float64
-    KEYS_OF_BACKEND = (f"backend={BACKEND}",)
+    OUT, TRAINER, *names = Path(sys.argv[1]), *sys.argv[2:]
+    DTYPE = torch.float32 if TRAINER == "deepspeed" else torch.float64
     results = {name: difference(name, OUT) for name in names or LOOPS}
     if int(os.environ.get("RANK", "0")) == 0:
         OUT.write_text(json.dumps(results))

@@ -23,12 +23,23 @@ PROBE = Path(__file__).with_name("attach_probe.py")
 
 
 def test_loops_of_many_manners_train_as_plain_torch_does(tmp_path: Path) -> None:
-    for workers in (1, 2):
+    for workers, trainer in ((1, "single"), (2, "ddp")):
         out = tmp_path / f"of-{workers}.json"
-        run_probe(PROBE, out, "eager", workers=workers)
+        run_probe(PROBE, out, trainer, workers=workers)
         found = json.loads(out.read_text())
         assert len(found) == 7
         assert {name: error for name, error in found.items() if error > 1e-12} == {}
+
+
+@pytest.mark.nightly
+def test_loops_train_alike_when_weights_are_sharded(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    # torch's FSDP has no second derivatives.
+    names = ("plain", "gan", "distillation", "reinforcement", "own_accumulation", "by_key")
+    run_probe(PROBE, out, "fsdp", *names)
+    found = json.loads(out.read_text())
+    assert found.keys() == set(names)
+    assert {name: error for name, error in found.items() if error > 1e-12} == {}
 
 
 def _start(folder: Path, *keys: str, **variables: str) -> int:
