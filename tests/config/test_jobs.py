@@ -28,7 +28,11 @@ def test_all_that_lie_in_the_folder_are_known() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_each_is_a_run_that_the_rules_accept(name: str) -> None:
+def test_each_is_a_run_that_the_rules_accept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for file in ("chat.jsonl", "texts.csv"):
+        (tmp_path / file).touch()
     config = to_config(compose([f"+jobs={name}", "device=cpu"]))
     check(config)
     assert config.experiment != "default", "its runs would be compared with everything else"

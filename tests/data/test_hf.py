@@ -266,5 +266,5 @@ def test_only_a_missing_library_is_called_missing(
     monkeypatch.delitem(sys.modules, "datasets")
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
     with pytest.raises(raised) as caught:
-        hf_datasets._import_datasets(Share(0, 1, 0))
+        hf_datasets.import_datasets("data=hf")
     assert type(caught.value) is raised
