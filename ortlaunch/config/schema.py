@@ -235,6 +235,14 @@ class DataConfig(Node):
             RequestError: a key has a value that cannot work.
         """
 
+    def classes(self) -> int | None:
+        """The number of classes of images, found without torch; None if it is not known or there are none."""
+        return None
+
+    def metrics(self) -> list[Any]:
+        """What is measured in evaluations where `eval.metrics` names nothing, as far as the model allows it."""
+        return []
+
     def open(self, share: Share) -> Source:
         """Opens the source on a worker.
 

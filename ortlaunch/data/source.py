@@ -64,6 +64,8 @@ class Source:
         labels_vary: whether samples may have other numbers of labels that count: labels of -100 do not.
         collate: makes a batch of samples.
         is_divided: whether a stream is the whole data on every rank, and is to be shared out among them.
+        draws: whether reading a sample draws random numbers, which then depend on seed, epoch and sample alone.
+        mixing: changes a batch that is trained on, with random numbers of its own; None changes none.
     """
 
     dataset: Dataset[Any]
@@ -77,6 +79,8 @@ class Source:
     labels_vary: bool = True
     collate: Callable[[list[Any]], Batch] = with_labels
     is_divided: bool = False
+    draws: bool = False
+    mixing: Callable[[Batch], Batch] | None = None
 
     @property
     def is_own(self) -> bool:

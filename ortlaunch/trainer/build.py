@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
+from ortlaunch.models.own_step import PREDS, TARGET
 from ortlaunch.models.task import Task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
@@ -175,10 +177,16 @@ def _scores(
     config: Config, workers: Workers, model: torch.nn.Module, task: Task, held_out: list[HeldOut]
 ) -> tuple[Scores, list[str]]:
     """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation."""
-    if not held_out or not (config.eval.metrics or config.eval.step or config.train.step):
+    by_data = [] if config.eval.metrics else config.data.metrics()
+    if not held_out or not (config.eval.metrics or by_data or config.eval.step or config.train.step):
         return no_scores()
     first = first_result(model, task, held_out[0].batch)
-    return scores_of(wanted(config.eval.metrics), first, workers, of_model=config.eval.step is None)
+    of_model = config.eval.step is None
+    if by_data and {PREDS, TARGET} <= first.values.keys():
+        # Nobody has asked for these, so a model that they do not suit trains without them.
+        with contextlib.suppress(RequestError):
+            return scores_of(wanted(by_data), first, workers, of_model=of_model)
+    return scores_of(wanted(config.eval.metrics), first, workers, of_model=of_model)
 
 
 def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnBuffers, batches: Lookahead) -> None:
