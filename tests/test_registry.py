@@ -134,7 +134,20 @@ def test_names_without_heavy_imports(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     names, heavy = done.stdout.splitlines()
-    expected = ["bert", "factory", "far_model", "gpt2", "gpt2_nano", "hf", "llama", "mlp", "resnet", "vit"]
+    expected = [
+        "bert",
+        "factory",
+        "far_model",
+        "gpt2",
+        "gpt2_nano",
+        "hf",
+        "llama",
+        "mlp",
+        "resnet",
+        "timm",
+        "torchvision",
+        "vit",
+    ]
     assert names == f"{expected} gpt2"
     assert heavy == "[]"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ortlaunch.compose.rules import check
-from ortlaunch.config.schema import AnyRun
+from ortlaunch.config.schema import AnyRun, Config
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.models import registry
 from ortlaunch.tracking import trackers
 
 
@@ -24,4 +26,14 @@ def prepared(config: AnyRun, *, starts: bool = True) -> AnyRun:
     """
     config = launcher_of(config).settle(config)
     check(config, starts=starts)
-    return trackers.resolved(config, Path.cwd())
+    return trackers.resolved(_with_classes(config), Path.cwd())
+
+
+def _with_classes(config: AnyRun) -> AnyRun:
+    """Gives a model that says no number of classes that of the data, so that the run folder holds it."""
+    if not isinstance(config, Config) or not registry.takes_classes(config.model):
+        return config
+    classes = config.data.classes()
+    if classes is None:
+        return config
+    return replace(config, model=replace(config.model, params=config.model.params | {registry.CLASSES: classes}))

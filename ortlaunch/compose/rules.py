@@ -38,6 +38,7 @@ from ortlaunch.config.schema import (
 from ortlaunch.config.scores import best_of, wanted
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.data.sources.factory import FactoryConfig
+from ortlaunch.data.sources.images import ImagesConfig
 from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.work import Script
@@ -121,6 +122,8 @@ def _targets(config: Config) -> None:
     named = [("train.items", config.train.items), ("train.step", config.train.step), ("eval.step", config.eval.step)]
     named += [("train.hooks", with_arguments(hook, "train.hooks", "target")[0]) for hook in config.train.hooks]
     named += [("eval.metrics", one.target) for one in wanted(config.eval.metrics)]
+    if isinstance(config.data, ImagesConfig):
+        named += [(key, name if ":" in name else None) for key, name in config.data.transforms()]
     for key, target in named:
         if target is not None:
             check_target(target, key, same_environment=same_environment)

@@ -235,6 +235,10 @@ class DataConfig(Node):
             RequestError: a key has a value that cannot work.
         """
 
+    def classes(self) -> int | None:
+        """The number of classes of images, found without torch; None if it is not known or there are none."""
+        return None
+
     def open(self, share: Share) -> Source:
         """Opens the source on a worker.
 

@@ -21,6 +21,8 @@ Batch = Any
 """Tensors, nested; the batches of built-in sources are dicts."""
 
 LABELS = "labels"
+PROBABILITIES = "label_probabilities"
+"""In place of `LABELS`: a row for each sample, with the share of each class in it."""
 IDS = "input_ids"
 
 

@@ -45,7 +45,8 @@ class EndlessBatches(Sampler[Chosen]):
         self._batch_size = batch_size
         self._start = start
         self._drop_last = drop_last
-        self._draws = source.is_own
+        self._is_own = source.is_own
+        self._draws = source.draws
 
     def __iter__(self) -> Iterator[Chosen]:
         samples_per_step = self._batch_size * self._share.world_size
@@ -61,9 +62,13 @@ class EndlessBatches(Sampler[Chosen]):
                 mine = row[self._share.rank :: self._share.world_size]
                 chosen = mine if len(mine) else row[:1]
                 numbers = chosen.tolist()
-                seed = mix(self._share.seed, epoch, numbers[0]) if self._draws else 0
-                yield Chosen(numbers, len(row), len(mine) > 0, seed)
+                yield Chosen(numbers, len(row), len(mine) > 0, self._seed(epoch, numbers[0]))
             first = 0
+
+    def _seed(self, epoch: int, first: int) -> int:
+        if self._draws:
+            return mix(self._share.seed, epoch)
+        return mix(self._share.seed, epoch, first) if self._is_own else 0
 
 
 class Loader:
@@ -352,7 +357,8 @@ def _data_loader(
     else:
         dataset = Numbered(source)
         options = {"batch_sampler": EndlessBatches(source, share, batch_size, start, drop_last=drop_last)}
-    collating: Any = Collating(source.collate, source.origin, compares=source.is_own and source.is_stream)
+    compares = source.is_own and source.is_stream
+    collating: Any = Collating(source.collate, source.origin, compares=compares, mixing=source.mixing)
     return DataLoader(
         dataset,
         num_workers=workers,

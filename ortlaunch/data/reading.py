@@ -18,7 +18,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import place_of
 from ortlaunch.data.batch import Batch, UnlikeError, digest, mapped
 from ortlaunch.data.position import Position
-from ortlaunch.data.source import Share, Source
+from ortlaunch.data.source import Share, Source, mix
 
 _LISTED = 8
 """Numbers of samples that a message lists."""
@@ -34,7 +34,8 @@ class Chosen:
     counts: bool = True
     """False for a repeat, by which a worker without a further sample keeps up with the others."""
     seed: int = 0
-    """Of the random numbers that are drawn while the samples are read."""
+    """Of the random numbers that are drawn while the samples are read: of the batch, or of the epoch where each sample
+    has a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Read:
     """Of a stream that has a state: where it goes on after them."""
     is_first: bool = False
     """Whether they are a stream's first ones in this process."""
+    seed: int = 0
+    """Of the random numbers that are drawn while they are made into a batch."""
 
 
 @dataclass
@@ -80,20 +83,23 @@ class Numbered(Dataset[Any]):
         self._data: Any = source.dataset
         self._origin = source.origin
         self._is_own = source.is_own
+        self._draws = source.draws
 
     def __getitems__(self, chosen: Chosen) -> Read:
         # Samples that are drawn, as by augmentation, are the same after a resume and with other loader processes.
         with seeded(chosen.seed) if self._is_own else nullcontext():
-            return Read(self._samples(chosen.numbers), chosen.numbers, chosen.counts, chosen.everyone)
+            samples = self._samples(chosen.numbers, chosen.seed)
+        return Read(samples, chosen.numbers, chosen.counts, chosen.everyone, seed=mix(chosen.seed, chosen.numbers[0]))
 
-    def _samples(self, numbers: list[int]) -> list[Any]:
+    def _samples(self, numbers: list[int], seed: int) -> list[Any]:
         at_once = getattr(self._data, "__getitems__", None)
         if callable(at_once):
             with explained(f"reading the samples {_listed(numbers)} of {self._origin}"):
                 return list(at_once(numbers))
         samples = []
         for number in numbers:
-            with explained(f"reading sample {number} of {self._origin}"):
+            own_seed = seeded(mix(seed, number)) if self._draws else nullcontext()
+            with explained(f"reading sample {number} of {self._origin}"), own_seed:
                 samples.append(self._data[number])
         return samples
 
@@ -167,6 +173,8 @@ class Collating:
     origin: str
     compares: bool = False
     """Whether the first batches of a stream are compared between processes and workers."""
+    mixing: Callable[[Batch], Batch] | None = None
+    """As of a source; None for batches of an evaluation."""
 
     def __call__(self, read: Read) -> Loaded | None:
         """Collates the samples; None for none.
@@ -177,6 +185,9 @@ class Collating:
         if not read.samples:
             return None
         batch = self.batch(read.samples, read.numbers)
+        if self.mixing is not None:
+            with seeded(read.seed):
+                batch = self.mixing(batch)
         content = digest(batch) if self.compares and read.is_first else None
         number = len(read.samples) if read.counts else 0
         return Loaded(batch, number, read.everyone, read.process, read.state, content)

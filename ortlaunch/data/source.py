@@ -66,6 +66,8 @@ class Source:
         metrics: those of an evaluation where the request names none.
         notes: what the user should know of the data, one line each.
         is_divided: whether a stream is the whole data on every rank, and is to be shared out among them.
+        draws: whether reading a sample draws random numbers, which then depend on seed, epoch and sample alone.
+        mixing: changes a batch that is trained on, with random numbers of its own; None changes none.
     """
 
     dataset: Dataset[Any]
@@ -81,6 +83,8 @@ class Source:
     is_divided: bool = False
     metrics: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    draws: bool = False
+    mixing: Callable[[Batch], Batch] | None = None
 
     @property
     def is_own(self) -> bool:

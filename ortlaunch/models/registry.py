@@ -39,6 +39,10 @@ ENTRY_POINTS = "ortlaunch.models"
 """The entry-point group in which installed packages announce models."""
 
 FACTORY = "factory"
+CLASSES = "num_classes"
+"""The argument that says how many classes a model tells apart."""
+_OF_DATA = ("timm", "torchvision")
+"""Models whose number of classes comes from the data, unless it is given."""
 _Builder = TypeVar("_Builder", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 
@@ -262,6 +266,11 @@ def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     if entry is None:
         raise RequestError(unknown_model_message(cfg.name))
     return load_target(entry.target, f"model={cfg.name} ({entry.summary})", import_module), f"model {cfg.name}"
+
+
+def takes_classes(cfg: ModelConfig) -> bool:
+    """Whether a configuration's model takes its number of classes from the data."""
+    return cfg.target is None and cfg.name in _OF_DATA and CLASSES not in cfg.params
 
 
 def is_built_in(cfg: ModelConfig) -> bool:

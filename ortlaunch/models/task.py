@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.data.batch import LABELS, described, labels
+from ortlaunch.data.batch import LABELS, PROBABILITIES, described, labels
 from ortlaunch.data.batch import Batch as Batch
 from ortlaunch.models.positions import MadeByModel, makes_positions
 
@@ -99,7 +99,7 @@ def make_task(model: torch.nn.Module, batch: Batch) -> Task:
         return _by_position(parameters, batch)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    by_name = tuple(name for name in batch if name in named or (takes_any and name != LABELS))
+    by_name = tuple(name for name in batch if name in named or (takes_any and name not in (LABELS, PROBABILITIES)))
     main = next(iter(batch))
     # The first parameter may have an entry of its name already.
     by_position = () if main in by_name or next(iter(parameters), None) in by_name else (main,)
@@ -156,8 +156,8 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     """The loss in a model's outputs, or the loss that is computed from its logits and the batch's labels.
 
     A model may return its loss (a scalar tensor, ``.loss``, ``["loss"]``, or first in a tuple) or logits (a tensor,
-    ``.logits``, ``["logits"]``). For logits, integer labels mean cross-entropy over the last dimension, and
-    floating-point labels mean the mean squared error.
+    ``.logits``, ``["logits"]``). For logits, integer labels and probabilities mean cross-entropy over the last
+    dimension, and floating-point labels mean the mean squared error.
 
     Raises:
         RequestError: the outputs hold neither a loss of one number nor logits that fit the labels.
@@ -168,12 +168,19 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     logits = logits_of(outputs)
     if logits is not None and logits.dim() == 0:
         return logits
-    target = labels(batch)
+    target = _probabilities(batch) if labels(batch) is None else labels(batch)
     if logits is None or target is None:
         raise RequestError(
             f"the model's output, {_described(_main(outputs))}, holds no loss and no logits: return a scalar tensor, "
             "or a dict with 'loss'"
         )
+    if target is _probabilities(batch):
+        if target.shape != logits.shape:
+            raise RequestError(
+                f"the data has {target.shape[-1]} classes and the model's logits have shape {tuple(logits.shape)}: let "
+                "the model have as many"
+            )
+        return functional.cross_entropy(logits.float(), target)
     if target.is_floating_point():
         if target.numel() != logits.numel():
             raise RequestError(
@@ -188,6 +195,11 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
         )
     # The loss is computed in fp32 in every precision, as models that compute their own loss do.
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), target.reshape(-1))
+
+
+def _probabilities(batch: Batch) -> torch.Tensor | None:
+    found = batch.get(PROBABILITIES) if isinstance(batch, Mapping) else None
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def logits_of(outputs: Any) -> torch.Tensor | None:

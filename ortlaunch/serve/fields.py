@@ -56,6 +56,7 @@ _CODE = (
     *("model.target", "model.imports", "model.params.trust_remote_code", "train.items", "data.target"),
     *("train.step", "train.hooks", "eval.step", "eval.metrics"),
     *("optimizer.target", "scheduler.target"),
+    *("data.train_transform", "data.eval_transform"),
 )
 _TEXTS_OF_RUNNERS = frozenset(
     [
@@ -65,11 +66,11 @@ _TEXTS_OF_RUNNERS = frozenset(
     ]
 )
 """All other texts name files, code or commands, which are an author's to choose."""
-OPEN_MODELS = ("factory", "hf")
+OPEN_MODELS = ("factory", "hf", "timm", "torchvision")
 """Models that take parameters which no file lists."""
 _OPTIONS_OF_AUTHORS = {
     "model": OPEN_MODELS,
-    "data": ("chat", "factory", "hf", "text", "tokens"),
+    "data": ("chat", "factory", "hf", "images", "text", "tokens"),
     "optimizer": ("factory",),
     "scheduler": ("factory",),
 }

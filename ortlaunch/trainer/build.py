@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from ortlaunch.models.apart import check_apart
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
 from ortlaunch.models.lora import base_digest
+from ortlaunch.models.own_step import PREDS, TARGET
 from ortlaunch.models.task import Task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
@@ -191,14 +193,19 @@ def _scores(
 ) -> tuple[Scores, list[str]]:
     """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation.
 
-    Those that are `usual` for the data are computed where torchmetrics is installed.
+    Those that are `usual` for the data are computed where torchmetrics is installed and the model suits them.
     """
-    has_own = config.eval.step or config.train.step
-    metrics = config.eval.metrics or ([] if has_own or find_spec("torchmetrics") is None else list(usual))
-    if not held_out or not (metrics or has_own):
+    has_own = bool(config.eval.step or config.train.step)
+    is_usual = not (config.eval.metrics or has_own) and bool(usual) and find_spec("torchmetrics") is not None
+    if not held_out or not (config.eval.metrics or has_own or is_usual):
         return no_scores()
     first = first_result(model, task, held_out[0].batch)
-    return scores_of(wanted(metrics), first, workers, of_model=config.eval.step is None)
+    of_model = config.eval.step is None
+    if is_usual and {PREDS, TARGET} <= first.values.keys():
+        # Nobody has asked for these, so a model that they do not suit trains without them.
+        with contextlib.suppress(RequestError):
+            return scores_of(wanted(list(usual)), first, workers, of_model=of_model)
+    return scores_of(wanted(config.eval.metrics), first, workers, of_model=of_model)
 
 
 def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnBuffers, batches: Lookahead) -> None:

@@ -59,7 +59,7 @@ ELSEWHERE = {
 }
 """What users of other tools type, and the key that they mean; written without a look at the table of synonyms."""
 ABSENT = (
-    *("hidden_size", "foo", "train.foo", "train.shuffle", "early_stopping", "label_smoothing"),
+    *("hidden_size", "foo", "train.foo", "train.shuffle", "early_stopping"),
     *("tensor_parallel", "wandb", "optimizer.nesterov", "trainer.fsdp", "launcher.hostfile", "data.pin_memory"),
     *(
         "data.prefetch",

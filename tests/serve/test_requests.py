@@ -168,7 +168,14 @@ def test_every_key_of_the_schema_is_a_field_or_was_left_out_on_purpose() -> None
     left_out = {key for key in known_keys() if key not in fields and key not in groups}
     names = {key for key in left_out if key.endswith(".name") and key != "name"}
     lists = {"model.params", "backend.allow", "profile.ranks", "trainer.config", "data.params", "optimizer.params"}
-    lists |= {"scheduler.params", "optimizer.groups", "train.hooks", "eval.metrics"}
+    lists |= {
+        "scheduler.params",
+        "optimizer.groups",
+        "train.hooks",
+        "eval.metrics",
+        "data.train_transform",
+        "data.eval_transform",
+    }
     # The service starts no scripts.
     lists |= {key for key in left_out if key.startswith("script.")}
     never = {"run_root", "trackers", "tracking.uri", "tracking.artifacts", "launcher.extra", "launcher.srun_extra"}

@@ -30,6 +30,9 @@ class DigitsConfig(DataConfig):
     image_size: int = number(8, least=1)
     """Height and width in pixels. For other sizes than the original 8, images are resampled bilinearly."""
 
+    def classes(self) -> int:
+        return _CLASSES
+
     def open(self, share: Share) -> Source:
         """Loads 1,797 grey images as float32 [1, H, W], scaled to mean 0 and standard deviation 1 over the set.
 

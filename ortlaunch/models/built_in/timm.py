@@ -1,0 +1,22 @@
+"""The image models of timm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.models.registry import register_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+# A static graph cannot be assumed: some architectures leave out layers at random.
+@register_model("timm", inputs="images")
+def build(name: str, **params: Any) -> nn.Module:
+    """an image model of timm, by model.params.name
+
+    `params` are arguments of timm.create_model; the number of classes is that of the data unless num_classes is given.
+    """
+    from ortlaunch.models.vision import from_timm
+
+    return from_timm(name, params)
