@@ -23,6 +23,7 @@ from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.base.files import replace_text, size_of
 from ortlaunch.launch.exchange import Exchange
+from ortlaunch.metrics.gpu import gpu_of_worker
 from ortlaunch.run.identity import machine
 from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import APART_TAG
@@ -52,6 +53,8 @@ class _Worker:
         self.variables = variables
         self.rank = int(variables["RANK"])
         self.rss = self.peak = self.cpu = self.load = 0.0
+        self._gpu = gpu_of_worker(variables)
+        self._of_gpu: dict[str, float] = {}
         self.moved = now
         """When it last did something, on the watch's clock."""
         self._sampled = now
@@ -76,6 +79,11 @@ class _Worker:
         self.load = 100.0 * max(0.0, cpu - self.cpu) / passed if passed > 0 else self.load
         self.rss, self.peak, self.cpu, self._sampled = rss, max(self.peak, rss), cpu, now
         busy = cpu - self._mark[0] > _IDLE_SHARE * (now - self.moved) + _IDLE_SECONDS
+        if self._gpu is not None:
+            percent, _, mib, _ = self._gpu.read()
+            peak = max(mib / 1024, self._of_gpu.get("gpu_peak_gib", 0.0))
+            named = {"gpu_percent": percent, "gpu_gib": mib / 1024, "gpu_peak_gib": peak}
+            self._of_gpu = {name: value for name, value in named.items() if value == value}
         # A loader process that has ended takes its time along.
         if busy or cpu < self._mark[0] or log_bytes != self._mark[1]:
             self.moved, self._mark = now, (cpu, log_bytes)
@@ -94,6 +102,7 @@ class _Worker:
             "rss_gib": self.rss / _GIB,
             "peak_gib": self.peak / _GIB,
             "cpu_percent": self.load,
+            **self._of_gpu,
         }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed
 
@@ -20,11 +21,12 @@ from ortlaunch.config.load import load_config, load_run_config, save_config
 from ortlaunch.config.schema import LocalConfig, NoTrackingConfig, ScriptConfig, ScriptRun
 from ortlaunch.launch.exchange import NO_COLLECTIVE, NO_GROUP, Exchange
 from ortlaunch.launch.samples import Samples
-from ortlaunch.launch.script_watch import ScriptWatch
+from ortlaunch.launch.script_watch import ScriptWatch, _Worker
 from ortlaunch.launch.work import Script, arguments_of
 from ortlaunch.run import failure
 from ortlaunch.run.liveness import is_worker_of
 from ortlaunch.run.run import Run
+from tests.metrics.test_system import Nvml
 from tests.support.cli import answer
 from tests.support.waiting import until
 
@@ -286,6 +288,22 @@ def test_memory_and_load_are_journalled(watched: Watched) -> None:
     figures = watched.run.state().figures
     assert 200 / 1024 < figures["summary/peak_memory_gib"] < 0.3
     assert figures.keys() >= {"memory/rss_gib", "system/rank-1/memory_gib", "system/rank-0/cpu_utilization_percentage"}
+
+
+def test_a_workers_gpu_is_journalled_and_its_memory_is_what_compares(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    worker = _Worker(psutil.Process(), {"RANK": "1", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "2"}, 0.0)
+    worker.sample(1.0, 0)
+    watched.run.health.mkdir()
+    watched.run.beat_file(1).write_text(json.dumps(worker.beat()))
+    samples = Samples(watched.run)
+    samples._read()
+    samples.journal()
+    figures = watched.run.state().figures
+    assert figures["system/rank-1/gpu_utilization_percentage"] == 73.0
+    assert figures["system/rank-1/gpu_memory_gib"] == figures["summary/peak_memory_gib"] == 2.0
 
 
 def test_what_other_nodes_log_is_taken_over(tmp_path: Path) -> None:
