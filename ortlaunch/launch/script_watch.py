@@ -8,6 +8,7 @@ how they ended and whether they exchanged anything. What the first worker prints
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -37,6 +38,8 @@ _ABORT_SECONDS = 10.0
 _MOST_SHOWN = 1 << 20
 """Bytes of output that are shown at once. A script that prints more has all of it in its log."""
 _GIB = 2.0**30
+_MARK = "ORTLAUNCH_WATCH"
+"""A variable that everything below this process has: its number. A worker's child may leave its tree and session."""
 
 
 class _Worker:
@@ -132,6 +135,7 @@ class ScriptWatch:
 
     def start(self) -> None:
         """Starts the thread."""
+        os.environ[_MARK] = str(os.getpid())
         self._thread.start()
 
     def end(self, *, in_order: bool) -> None:
@@ -142,6 +146,7 @@ class ScriptWatch:
         """
         self._done.set()
         self._thread.join(timeout=2 * _SAMPLE_SECONDS)
+        self._end_what_is_left()
         self._show()
         for rank in self._ranks:
             with suppress(OSError):
@@ -156,6 +161,14 @@ class ScriptWatch:
             elif in_order and not self._run.stopped_file.exists():
                 self._say_apart()
                 self._note_done()
+
+    def _end_what_is_left(self) -> None:
+        """Ends the processes that the workers have left behind."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                own = process.environ()
+                if own.get(_MARK) == os.environ[_MARK] and own.get("ORTLAUNCH_RUN_DIR") == str(self._run.path):
+                    process.kill()
 
     def _say_apart(self) -> None:
         """Says that the workers have exchanged nothing, where that is known."""

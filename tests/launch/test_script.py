@@ -212,6 +212,18 @@ def test_a_script_that_ignores_the_signal_is_ended_after_the_grace_period(watche
     assert watched.run.stopped() is not None
 
 
+def test_what_leaves_the_workers_tree_ends_with_them(watched: Watched) -> None:
+    code = (
+        "import subprocess as s, sys\n"
+        "print(s.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True).pid)"
+    )
+    watch = watched.start(code)
+    assert watched.codes() == [0, 0]
+    left = [psutil.Process(int(watched.run.rank_log(rank).read_text())) for rank in range(2)]
+    watch.end(in_order=True)
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
 def test_workers_that_only_wait_are_ended_with_their_stacks(watched: Watched) -> None:
     watch = watched.start("import time\nprint('up')\ntime.sleep(600)", timeout_seconds=1)
     assert watched.codes() == [-signal.SIGABRT] * 2
