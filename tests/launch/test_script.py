@@ -112,6 +112,13 @@ def test_a_key_that_a_script_has_not_is_refused(
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("verb", ["bench", "tune", "estimate", "check"])
+def test_a_command_that_takes_no_script_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str], verb: str) -> None:
+    result = answer(tmp_path, capfd, verb, "--", "train.py")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("ortlaunch: --: this command takes no script")
+
+
 def test_a_dry_run_shows_the_whole_command_and_the_other_machines_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
