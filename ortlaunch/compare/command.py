@@ -92,7 +92,8 @@ def collect(
     Raises:
         RequestError: the experiment, a run or a figure does not exist.
     """
-    chosen, shown = choose(sources, selection), list(named or ())
+    chosen = choose(sources, selection)
+    shown = list(named or figures.of_scripts(chosen.rows))
     figures.check(shown, chosen.rows)
     why = chosen.why
     return compared(chosen.rows, chosen.baseline_id, sources.uri, chosen.notes, why, figures=shown, each=each)

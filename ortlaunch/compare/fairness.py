@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ortlaunch.compare.groups import Group, circumstance
 from ortlaunch.compare.runs import RATES, RunRow
 from ortlaunch.run.events import LOSS
-from ortlaunch.run.state import APART_TAG
+from ortlaunch.run.state import APART_TAG, SCRIPT_TAG
 
 OTHER_CPU_PERCENT = 10.0
 """Share of the machine's cores that other processes may use in the steady part without a warning."""
@@ -62,7 +62,7 @@ def _of_ort(rows: list[RunRow]) -> Iterable[str]:
 
 
 def _of_baseline(base: Group) -> Iterable[str]:
-    if all(base.mean(metric) is None for metric in RATES):
+    if SCRIPT_TAG not in base.first.tags and all(base.mean(metric) is None for metric in RATES):
         yield f"{_name(base.first)}, the baseline, has no throughput summary: choose another by --baseline"
 
 

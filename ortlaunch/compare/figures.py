@@ -10,6 +10,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.nearest import nearest
 from ortlaunch.base.text import public_text
 from ortlaunch.compare.runs import RunRow
+from ortlaunch.run.state import SCRIPT_TAG
 
 MISSING = "-"
 UNDECIDED = "~"
@@ -23,6 +24,9 @@ _LOWER = re.compile(
     r"|(throughput|summary|eval|startup|checkpoint|stragglers)/\w*seconds\w*"
 )
 _LISTED = 30
+_OURS = ("memory/", "summary/", "system/")
+"""Beginnings of what ortlaunch itself journals of a script."""
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ def parsed(text: str) -> Figure:
     if not metric:
         raise argparse.ArgumentTypeError(f"{text!r} names no metric")
     return Figure(metric, better)
+
+
+def of_scripts(rows: list[RunRow]) -> list[Figure]:
+    """Returns the metrics that scripts have logged under names of their own, of many the first by name."""
+    logged = {metric for row in rows if SCRIPT_TAG in row.tags for metric in row.metrics}
+    return [parsed(metric) for metric in sorted(logged) if not metric.startswith(_OURS)][:_SHOWN]
 
 
 def check(figures: list[Figure], rows: list[RunRow]) -> None:

@@ -26,7 +26,9 @@ def hydra_words(arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
     from hydra._internal.utils import get_args_parser
 
     if "--" in arguments:
-        raise RequestError("--: no such option (ortlaunch --help)")
+        raise RequestError(
+            "--: this command takes no script: ortlaunch [KEY=VALUE ...] -- SCRIPT runs one, --multirun sweeps it"
+        )
     words = _keys_first(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
 
-def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None], root: str = CONFIG) -> None:
+def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], object], root: str = CONFIG) -> None:
     """Composes the configuration as Hydra does for its own programs and calls `task` with it.
 
     ``--cfg``, ``--multirun``, ``--config-dir``, shell completion and the rest are Hydra's own; with ``--multirun`` the
@@ -33,7 +33,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None], roo
 
     Args:
         arguments: the command line after the verb.
-        task: takes the composed tree.
+        task: takes the composed tree; what it returns is for a sweeper.
         root: the root file in ``conf/``.
 
     Raises:
@@ -100,7 +100,7 @@ def _show(words: list[str], root: str) -> None:
         sys.stdout.write(OmegaConf.to_yaml(_without_hydra(_composed(words, root))))
 
 
-def _call_with_tree(words: list[str], task: Callable[[DictConfig], None], root: str) -> None:
+def _call_with_tree(words: list[str], task: Callable[[DictConfig], object], root: str) -> None:
     """Composes once and calls the task, as Hydra's program would. That would copy the configuration several times.
 
     Raises:
@@ -136,20 +136,20 @@ def _composed_once(arguments: list[str]) -> Iterator[None]:
 class _Task:
     """What Hydra calls with each composed tree, until one fails. It keeps the error: Hydra would print its own text."""
 
-    def __init__(self, task: Callable[[DictConfig], None]) -> None:
+    def __init__(self, task: Callable[[DictConfig], object]) -> None:
         self._task = task
         self.failure: Exception | None = None
         self.is_due = True
         """It has not been called yet."""
 
-    def __call__(self, tree: DictConfig) -> None:
+    def __call__(self, tree: DictConfig) -> object:
         self.is_due = False
-        if self.failure is not None:
-            return
-        try:
-            self._task(tree)
-        except Exception as error:
-            self.failure = error
+        if self.failure is None:
+            try:
+                return self._task(tree)
+            except Exception as error:
+                self.failure = error
+        return None
 
 
 @contextlib.contextmanager
@@ -201,6 +201,8 @@ class MultirunTask:
     """The overrides that make this combination."""
     swept: list[str]
     """The keys that a ready job sweeps, as KEY=VALUES; without those of the command line."""
+    by_results: bool
+    """Whether a sweeper of a package chooses it by what the runs before it returned."""
 
 
 def multirun_task() -> MultirunTask | None:
@@ -218,7 +220,8 @@ def multirun_task() -> MultirunTask | None:
     # Hydra composes each combination anew, with the folder as conf/config.yaml names it.
     watched = sweep_folder()
     folder = Path(hydra.sweep.dir).absolute() if watched is None else watched.path
-    return MultirunTask(folder, list(hydra.overrides.task), swept)
+    by_results = not hydra.sweeper["_target_"].endswith(".BasicSweeper")
+    return MultirunTask(folder, list(hydra.overrides.task), swept, by_results)
 
 
 def backend_reason() -> str | None:

@@ -9,7 +9,7 @@ from ortlaunch.config.schema import key_facts
 
 _SAME_WORK = frozenset(
     [
-        *("seed", "name", "experiment", "run_root"),
+        *("seed", "name", "experiment", "run_root", "objective"),
         *(
             "train.resume",
             "train.keep_checkpoints",

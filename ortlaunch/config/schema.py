@@ -763,6 +763,8 @@ class RunConfig(Node):
     device: Device = Device.auto
     run_root: str = str(RUN_ROOT)
     """Folder that holds the run folders."""
+    objective: str = "eval/loss"
+    """The metric whose last value a run returns to a sweeper that chooses by it, such as `hydra/sweeper=optuna`."""
     launcher: LauncherConfig = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     trackers: dict[str, Any] = field(default_factory=dict)

@@ -144,14 +144,13 @@ def _take(answer: bytes, found: dict[int, _Connection]) -> bool:
         if kind != _BY_FAMILY:
             return False
         message, answer = answer[_HEADER:length], answer[(length + 3) & ~3 :]
-        (own, other), (inode,) = (
-            struct.unpack_from("!HH", message, 4),
-            struct.unpack_from("=I", message, _CONNECTION - 4),
-        )
+        own, other = struct.unpack_from("!HH", message, 4)
+        (inode,) = struct.unpack_from("=I", message, _CONNECTION - 4)
         attributes = message[_CONNECTION:]
         while attributes:
             size, name = struct.unpack_from("=HH", attributes)
             if name == _INFO and size >= 4 + _BYTES + 16:
-                found[inode] = _Connection(own, other, sum(struct.unpack_from("=QQ", attributes, 4 + _BYTES)))
+                exchanged = sum(struct.unpack_from("=QQ", attributes, 4 + _BYTES))
+                found[inode] = _Connection(own, other, exchanged)
             attributes = attributes[(size + 3) & ~3 :]
     return True

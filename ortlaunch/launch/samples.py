@@ -75,13 +75,17 @@ class Samples:
         measured = [beat for beat in beats if isinstance(beat.get("rss_gib"), float)]
         if not measured:
             return
-        peak = max(_number(beat, "peak_gib") for beat in measured)
+        # As in ortlaunch's own loop, the memory to compare by is the GPU's where there is one.
+        peak = max(_number(beat, "gpu_peak_gib" if "gpu_peak_gib" in beat else "peak_gib") for beat in measured)
         self._values["memory/rss_gib"] = max(_number(beat, "rss_gib") for beat in measured)
         self._values[PEAK] = max(peak, self._values.get(PEAK, 0.0))
         for beat in measured:
             prefix = f"system/rank-{beat.get('rank')}"
             self._values[f"{prefix}/cpu_utilization_percentage"] = _number(beat, "cpu_percent")
             self._values[f"{prefix}/memory_gib"] = _number(beat, "rss_gib")
+            for name, key in (("gpu_utilization_percentage", "gpu_percent"), ("gpu_memory_gib", "gpu_gib")):
+                if key in beat:
+                    self._values[f"{prefix}/{name}"] = _number(beat, key)
 
 
 def _number(beat: dict[str, Any], name: str) -> float:

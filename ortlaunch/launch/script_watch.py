@@ -8,6 +8,7 @@ how they ended and whether they exchanged anything. What the first worker prints
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.base.files import replace_text, size_of
 from ortlaunch.launch.exchange import Exchange
+from ortlaunch.metrics.gpu import gpu_of_worker
 from ortlaunch.run.identity import machine
 from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import APART_TAG
@@ -36,6 +38,8 @@ _ABORT_SECONDS = 10.0
 _MOST_SHOWN = 1 << 20
 """Bytes of output that are shown at once. A script that prints more has all of it in its log."""
 _GIB = 2.0**30
+_MARK = "ORTLAUNCH_WATCH"
+"""A variable that everything below this process has: its number. A worker's child may leave its tree and session."""
 
 
 class _Worker:
@@ -52,6 +56,8 @@ class _Worker:
         self.variables = variables
         self.rank = int(variables["RANK"])
         self.rss = self.peak = self.cpu = self.load = 0.0
+        self._gpu = gpu_of_worker(variables)
+        self._of_gpu: dict[str, float] = {}
         self.moved = now
         """When it last did something, on the watch's clock."""
         self._sampled = now
@@ -76,6 +82,11 @@ class _Worker:
         self.load = 100.0 * max(0.0, cpu - self.cpu) / passed if passed > 0 else self.load
         self.rss, self.peak, self.cpu, self._sampled = rss, max(self.peak, rss), cpu, now
         busy = cpu - self._mark[0] > _IDLE_SHARE * (now - self.moved) + _IDLE_SECONDS
+        if self._gpu is not None:
+            percent, _, mib, _ = self._gpu.read()
+            peak = max(mib / 1024, self._of_gpu.get("gpu_peak_gib", 0.0))
+            named = {"gpu_percent": percent, "gpu_gib": mib / 1024, "gpu_peak_gib": peak}
+            self._of_gpu = {name: value for name, value in named.items() if value == value}
         # A loader process that has ended takes its time along.
         if busy or cpu < self._mark[0] or log_bytes != self._mark[1]:
             self.moved, self._mark = now, (cpu, log_bytes)
@@ -94,6 +105,7 @@ class _Worker:
             "rss_gib": self.rss / _GIB,
             "peak_gib": self.peak / _GIB,
             "cpu_percent": self.load,
+            **self._of_gpu,
         }
 
 
@@ -123,6 +135,7 @@ class ScriptWatch:
 
     def start(self) -> None:
         """Starts the thread."""
+        os.environ[_MARK] = str(os.getpid())
         self._thread.start()
 
     def end(self, *, in_order: bool) -> None:
@@ -133,6 +146,7 @@ class ScriptWatch:
         """
         self._done.set()
         self._thread.join(timeout=2 * _SAMPLE_SECONDS)
+        self._end_what_is_left()
         self._show()
         for rank in self._ranks:
             with suppress(OSError):
@@ -148,6 +162,14 @@ class ScriptWatch:
             elif in_order and not self._run.stopped_file.exists():
                 self._say_apart()
                 self._note_done()
+
+    def _end_what_is_left(self) -> None:
+        """Ends the processes that the workers have left behind."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                own = process.environ()
+                if own.get(_MARK) == os.environ[_MARK] and own.get("ORTLAUNCH_RUN_DIR") == str(self._run.path):
+                    process.kill()
 
     def _say_apart(self) -> None:
         """Says that the workers have exchanged nothing, where that is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 _MIB = 1024.0**2
@@ -60,12 +61,25 @@ class Gpu:
             return None
 
 
-def find_gpu(uuid: str) -> Gpu | None:
-    """Returns the GPU with a CUDA device's UUID; None if NVML is not available."""
+def find_gpu(name: str | int) -> Gpu | None:
+    """Returns the GPU with a CUDA device's UUID or the driver's number; None if NVML is not available."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(name))
+        if isinstance(name, int):
+            return Gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(name))
+        uuid = name if name.startswith(("GPU-", "MIG-")) else f"GPU-{name}"
+        return Gpu(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except Exception:
         return None
+
+
+def gpu_of_worker(variables: Mapping[str, str]) -> Gpu | None:
+    """Returns the GPU of a worker of torchrun's with these variables: by convention, of those that it sees that of its
+    local rank; None if it sees none."""
+    rank = int(variables.get("LOCAL_RANK", "0"))
+    seen = variables.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        return find_gpu(rank)
+    names = [int(name) if name.strip().isdecimal() else name.strip() for name in seen.split(",") if name.strip()]
+    return find_gpu(names[rank]) if rank < len(names) else None

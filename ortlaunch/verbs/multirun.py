@@ -116,6 +116,22 @@ class Multirun:
                 self._record_runs()
             raise
 
+    def objective(self, metric: str) -> float | None:
+        """Returns the last value of a metric of the latest run; None if that has not finished.
+
+        Raises:
+            RequestError: the run has finished without this metric.
+        """
+        state = Run(self.run_dirs[-1]).state()
+        if state.ended != "FINISHED":
+            return None
+        if metric not in state.figures:
+            has = ", ".join(sorted(state.figures)) or "none"
+            raise RequestError(
+                f"objective={metric}: {self.run_dirs[-1].name} has not logged this metric; it has: {has}"
+            )
+        return state.figures[metric]
+
     def _check_launcher(self, config: RunConfig) -> None:
         """Refuses a combination whose launcher is not that of the combinations before it."""
         first = (self._first or config).launcher.name
@@ -168,6 +184,21 @@ class Multirun:
     def _created(self) -> Sweep:
         assert self._first is not None
         return create_sweep(self._folder, self._name, self._first, self._arguments)
+
+
+def check_returns(config: RunConfig) -> None:
+    """Checks that a run returns its objective to the sweeper.
+
+    Raises:
+        RequestError: it does not run now, on this machine.
+    """
+    if config.launcher.dry_run:
+        raise RequestError("launcher.dry_run: the sweeper chooses by what the runs return: leave out --multirun")
+    if isinstance(launcher_of(config), QueueLauncher):
+        name = config.launcher.name
+        raise RequestError(
+            f"launcher={name}: the sweeper waits for what the runs return, on this machine: launcher=local"
+        )
 
 
 def combination_name(config: RunConfig, varied: list[str], overrides: list[str]) -> str:

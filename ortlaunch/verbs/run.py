@@ -96,14 +96,15 @@ class _Launches:
             self._code = exit_codes.INTERRUPTED
         return self._close()
 
-    def __call__(self, tree: DictConfig) -> None:
+    def __call__(self, tree: DictConfig) -> float | None:
+        """Launches one combination; returns its objective to a sweeper that chooses by it, None from any other run."""
         from ortlaunch.compose.hydra_tree import backend_reason, multirun_task
         from ortlaunch.compose.prepare import prepared
         from ortlaunch.config.load import to_run_config
         from ortlaunch.run.sweep import hide_in_hydras_file
 
         if self._code or self._error is not None:
-            return
+            return None
         task = multirun_task()
         if task is not None and self._multirun is None:
             hide_in_hydras_file(task.folder)
@@ -120,6 +121,8 @@ class _Launches:
                 self._error = error
             else:
                 self._multirun.note_failure(self._multirun.combination(task.overrides), str(error))
+            return None
+        return self._returned(config) if task is not None and task.by_results and not self._code else None
 
     def _with_script(self, config: RunConfig) -> RunConfig:
         from ortlaunch.config.schema import ScriptRun
@@ -146,10 +149,21 @@ class _Launches:
         config, why = chosen(config)
         return launcher_of(config).submit(make_plan(asked, why or reason), config, self._arguments)
 
-    def _next_of_sweep(self, config: RunConfig, task: MultirunTask, reason: str | None) -> int:
-        if self._multirun is None:
-            from ortlaunch.verbs.multirun import Multirun
+    def _returned(self, config: RunConfig) -> float | None:
+        """Returns the objective of the latest run. Without it the sweep ends, because all runs would lack it."""
+        assert self._multirun is not None
+        try:
+            return self._multirun.objective(config.objective)
+        except RequestError as error:
+            self._error = error
+        return None
 
+    def _next_of_sweep(self, config: RunConfig, task: MultirunTask, reason: str | None) -> int:
+        from ortlaunch.verbs.multirun import Multirun, check_returns
+
+        if task.by_results:
+            check_returns(config)
+        if self._multirun is None:
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
         return self._multirun.take(config, task.overrides, reason)
 

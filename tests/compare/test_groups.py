@@ -9,7 +9,7 @@ import pytest
 
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import thinned
-from ortlaunch.compare.figures import Figure
+from ortlaunch.compare.figures import Figure, of_scripts
 from ortlaunch.compare.runs import MEMORY, RATES, RunRow
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config, to_dict
@@ -337,3 +337,12 @@ def test_thinning_keeps_ends_peaks_and_gaps() -> None:
     assert len(kept) <= 605 and kept[0][0] == 0 and kept[-1][0] == 9999
     assert {(5003, 99.0), (7001, -3.0), (400, None)} <= {(step, value) for step, _, value in kept}
     assert thinned(points[:600], 600) == points[:600]
+
+
+def test_a_scripts_own_metrics_are_compared_and_it_has_no_throughput_to_miss() -> None:
+    logged = {"val/acc": 0.5, "train/loss": 2.0, "memory/rss_gib": 1.0, "system/rank-0/memory_gib": 1.0}
+    script = replace(row(1, None, tags={"ortlaunch.script": "train.py"}), metrics=logged)
+    named = of_scripts([script, row(2)])
+    assert [(one.metric, one.better) for one in named] == [("train/loss", "lower"), ("val/acc", None)]
+    assert "throughput summary" not in " ".join(of(script).warnings)
+    assert "throughput summary" in " ".join(of(row(1, None)).warnings)

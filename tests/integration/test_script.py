@@ -83,3 +83,37 @@ def test_scripts_of_other_kinds(launch, leftovers, tmp_path, case):
     assert result.returncode == exit_code, result.report
     assert said in result.stdout
     assert (result.status, leftovers(result.run_dir)) == ("FAILED" if exit_code else "FINISHED", [])
+
+
+CHOOSER = """
+    from pathlib import Path
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.sweeper import Sweeper
+
+    class Chooser(Sweeper):
+        def __init__(self, **_):
+            pass
+
+        def setup(self, **parts):
+            self.launcher = Plugins.instance().instantiate_launcher(**parts)
+
+        def sweep(self, arguments):
+            for number, code in enumerate((7, 0)):
+                words = [*arguments, f"script.params.code={code}"]
+                returned = self.launcher.launch([words], initial_job_idx=number)[0].return_value
+                with open("returned", "a") as file:
+                    print(returned, file=file)
+"""
+
+
+@pytest.mark.nightly
+def test_a_sweeper_of_a_package_gets_each_runs_objective(start, tmp_path):
+    (tmp_path / "hydra_plugins").mkdir()
+    (tmp_path / "hydra_plugins" / "chooser.py").write_text(textwrap.dedent(CHOOSER))
+    (tmp_path / "train.py").write_text("import sys, mlflow\nmlflow.log_metric('val', 0.25)\nsys.exit(int(sys.argv[1]))")
+    words = ("-m", "hydra.sweeper._target_=hydra_plugins.chooser.Chooser", "launcher.workers_per_node=1")
+    path = ["env", f"PYTHONPATH={tmp_path}"]
+    swept = start(tmp_path, *words, "tracking=none", "objective=val", "--", "train.py", "{code}", prefix=path).finish()
+    assert (swept.returncode, (tmp_path / "returned").read_text().split()) == (1, ["None", "0.25"]), swept.report
+    refused = start(tmp_path, *words, "launcher=slurm", "--", "train.py", "{code}", prefix=path).finish()
+    assert (refused.returncode, refused.stderr.count("launcher=slurm: the sweeper waits")) == (2, 1), refused.report

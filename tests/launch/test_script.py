@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed
 
@@ -20,11 +21,12 @@ from ortlaunch.config.load import load_config, load_run_config, save_config
 from ortlaunch.config.schema import LocalConfig, NoTrackingConfig, ScriptConfig, ScriptRun
 from ortlaunch.launch.exchange import NO_COLLECTIVE, NO_GROUP, Exchange
 from ortlaunch.launch.samples import Samples
-from ortlaunch.launch.script_watch import ScriptWatch
+from ortlaunch.launch.script_watch import ScriptWatch, _Worker
 from ortlaunch.launch.work import Script, arguments_of
 from ortlaunch.run import failure
 from ortlaunch.run.liveness import is_worker_of
 from ortlaunch.run.run import Run
+from tests.metrics.test_system import Nvml
 from tests.support.cli import answer
 from tests.support.waiting import until
 
@@ -108,6 +110,13 @@ def test_a_key_that_a_script_has_not_is_refused(
     result = answer(tmp_path, capfd, key, "--", "train.py")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["bench", "tune", "estimate", "check"])
+def test_a_command_that_takes_no_script_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str], verb: str) -> None:
+    result = answer(tmp_path, capfd, verb, "--", "train.py")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("ortlaunch: --: this command takes no script")
 
 
 def test_a_dry_run_shows_the_whole_command_and_the_other_machines_lines(
@@ -210,6 +219,18 @@ def test_a_script_that_ignores_the_signal_is_ended_after_the_grace_period(watche
     assert watched.run.stopped() is not None
 
 
+def test_what_leaves_the_workers_tree_ends_with_them(watched: Watched) -> None:
+    code = (
+        "import subprocess as s, sys\n"
+        "print(s.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True).pid)"
+    )
+    watch = watched.start(code)
+    assert watched.codes() == [0, 0]
+    left = [psutil.Process(int(watched.run.rank_log(rank).read_text())) for rank in range(2)]
+    watch.end(in_order=True)
+    assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
 def test_workers_that_only_wait_are_ended_with_their_stacks(watched: Watched) -> None:
     watch = watched.start("import time\nprint('up')\ntime.sleep(600)", timeout_seconds=1)
     assert watched.codes() == [-signal.SIGABRT] * 2
@@ -286,6 +307,22 @@ def test_memory_and_load_are_journalled(watched: Watched) -> None:
     figures = watched.run.state().figures
     assert 200 / 1024 < figures["summary/peak_memory_gib"] < 0.3
     assert figures.keys() >= {"memory/rss_gib", "system/rank-1/memory_gib", "system/rank-0/cpu_utilization_percentage"}
+
+
+def test_a_workers_gpu_is_journalled_and_its_memory_is_what_compares(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    worker = _Worker(psutil.Process(), {"RANK": "1", "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "2"}, 0.0)
+    worker.sample(1.0, 0)
+    watched.run.health.mkdir()
+    watched.run.beat_file(1).write_text(json.dumps(worker.beat()))
+    samples = Samples(watched.run)
+    samples._read()
+    samples.journal()
+    figures = watched.run.state().figures
+    assert figures["system/rank-1/gpu_utilization_percentage"] == 73.0
+    assert figures["system/rank-1/gpu_memory_gib"] == figures["summary/peak_memory_gib"] == 2.0
 
 
 def test_what_other_nodes_log_is_taken_over(tmp_path: Path) -> None:

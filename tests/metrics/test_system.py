@@ -261,6 +261,10 @@ class Nvml(types.ModuleType):
         assert uuid == "GPU-1234"
         return "handle"
 
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> str:
+        assert number in (0, 2)
+        return "handle"
+
     def nvmlDeviceGetIndex(self, _handle: str) -> int:
         return 2
 
@@ -319,6 +323,18 @@ def test_heat_slows_a_gpu_and_its_power_limit_does_not(
     assert sampler.throttled is None
     sampler.sample()
     assert sampler.throttled is slowed
+
+
+@pytest.mark.parametrize(
+    ("seen", "rank", "has_one"),
+    [(None, "2", True), ("1,GPU-1234", "1", True), ("2, 3", "0", True), ("2", "1", False), ("", "0", False)],
+)
+def test_the_gpu_of_a_worker_is_that_of_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, seen: str | None, rank: str, has_one: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    variables = {"LOCAL_RANK": rank} | ({} if seen is None else {"CUDA_VISIBLE_DEVICES": seen})
+    assert (gpu.gpu_of_worker(variables) is not None) is has_one
 
 
 def test_without_nvml_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
