@@ -58,6 +58,33 @@ class SampleText:
         return bytes(one % 256 for one in ids).decode(errors="replace")
 
 
+class Unfreeze:
+    """Trains parts of the model from a step of their own on: ``parts: [{match: "layers.0.*", steps: 200}]``."""
+
+    everywhere = True
+
+    def __init__(self, parts: list[dict[str, Any]]) -> None:
+        """
+        Args:
+            parts: each a pattern of parameter names, `match`, and `steps`, the number of steps without them.
+        """
+        if any(set(part) != {"match", "steps"} for part in parts):
+            raise RequestError(f"Unfreeze: parts={parts}: write [{{match: 'layers.0.*', steps: 200}}]")
+        self._at = [(str(part["match"]), int(part["steps"])) for part in parts]
+
+    def start(self, run: Any) -> None:
+        """Freezes what is not yet due."""
+        for match, step in self._at:
+            if run.step < step:
+                run.freeze(match)
+
+    def step(self, run: Any) -> None:
+        """Unfreezes what is due."""
+        for match, step in self._at:
+            if run.step == step:
+                run.unfreeze(match)
+
+
 class Pictures:
     """Keeps the first images of a micro-batch side by side, as pictures/step-N.png: what the model is really given."""
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +59,9 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 @pytest.fixture(autouse=True)
 def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test takes an export that another has left, nor one of the user's."""
-    from ortlaunch.ort.cache import exports as export_cache
+    from ortlaunch.ort import cache
 
-    monkeypatch.setattr(export_cache, "folder", lambda: tmp_path / "exports")
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "exports")
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+_SECONDS: Counter[str] = Counter()
+"""Seconds of each file, its fixtures included; whoever waits for a run that others share has its seconds."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Adds up, where the reports of all processes arrive."""
+    _SECONDS[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """In CI each file that takes a second or more, the longest first."""
+    if os.environ.get("CI"):
+        terminalreporter.section("seconds of each file")
+        for file, seconds in _SECONDS.most_common():
+            if seconds >= 1:
+                terminalreporter.write_line(f"{seconds:7.1f}  {file}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ _NAMES = {
     signal.SIGILL: "Illegal instruction",
 }
 """What `faulthandler` calls the signals that it reports."""
+_DOING = {"run_forward": "ONNX Runtime", "run_backward": "ONNX Runtime", "_export_model": "the export to ONNX"}
+"""What a process does while one of these functions of onnxruntime-training runs."""
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
 
 
@@ -33,11 +35,15 @@ def report_deaths() -> None:
 
 def is_users(file: str) -> bool:
     """Whether a source file is the user's own."""
-    path = Path(file)
-    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
-    if {"site-packages", "dist-packages"} & set(path.parts) or is_put_there_by_pip(path):
+    if file.startswith(_others()) or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
-    return path.is_file() and not any(path.is_relative_to(folder) for folder in others)
+    return Path(file).is_file() and not is_put_there_by_pip(Path(file))
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """Returns what the files of the standard library and of this package begin with."""
+    return tuple(f"{folder}{os.sep}" for folder in (sysconfig.get_path("stdlib"), Path(__file__).parents[1]))
 
 
 def is_put_there_by_pip(path: Path) -> bool:
@@ -67,9 +73,23 @@ def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]
     before, begin, report = log.rpartition(f"{_FATAL}{_NAMES.get(number, 'none')}\n")  # type: ignore[call-overload]
     if not begin:
         return [], log
-    thread = report.partition("(most recent call first):\n")[2].partition("\n\n")[0]
+    # Threads that have waited meanwhile may come first.
+    current = report.partition("Current thread ")[2] or report
+    thread = current.partition("(most recent call first):\n")[2].partition("\n\n")[0]
     found = map(_FRAME.match, thread.splitlines())
     return [(frame["file"], int(frame["line"]), frame["name"]) for frame in found if frame], before
+
+
+def where_it_ended(frames: list[tuple[str, int, str]]) -> str:
+    """Says where a signal has met a process, as the continuation of "ended by SIGSEGV"; empty where nothing is known.
+
+    Args:
+        frames: as from `last_frames`.
+    """
+    doing = next((_DOING[name] for file, _, name in frames if name in _DOING and "onnxruntime" in file), "")
+    place = users_place(frames)
+    where = (f" in {doing}" if doing else "") + (f" at {place}" if place else "")
+    return f"{where}: use backend=eager or backend=compile, or change that part of the model" if doing else where
 
 
 def place_of(error: BaseException) -> str:

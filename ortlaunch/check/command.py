@@ -9,8 +9,6 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from rich.console import Console
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.own_code import last_frames, where_it_ended
 from ortlaunch.base.reading import read_json
 from ortlaunch.check.render import render
 from ortlaunch.check.report import BEGUN, Ended
@@ -30,7 +29,6 @@ from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
 from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
-from ortlaunch.launch.second_look import look_again
 from ortlaunch.tracking import trackers
 
 if TYPE_CHECKING:
@@ -108,23 +106,20 @@ def look(config: Config, *, with_cost: bool, quiet: bool, timeout: float | None 
         status="looking at export, parity, randomness and cost ...",
         quiet=quiet,
         words=[] if with_cost else ["--no-cost"],
-        ended=partial(_of_ended, config, variables),
+        ended=_of_ended,
         timeout=timeout,
     )
 
 
-def _of_ended(
-    config: Config, variables: Mapping[str, str], folder: Path, number: int, log: str
-) -> dict[str, Any] | None:
+def _of_ended(folder: Path, number: int, log: str) -> dict[str, Any] | None:
     """Returns the report of a check that a signal has ended; None if it was ended before it had a model."""
     report = read_json(folder / BEGUN)
     if report is None:
         return None
-    death = look_again(config, variables, number, log)
-    report["ended"] = dataclasses.asdict(Ended(**dataclasses.asdict(death)))
+    ended = Ended(signal.Signals(number).name, where_it_ended(last_frames(log, number)[0]).lstrip())
+    report["ended"] = dataclasses.asdict(ended)
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
-    where = f"{death.where}: " if death.where else ""
-    report["verdict"] = f"the check was ended by {death.signal}{hint} {where}{death.remedy}"
+    report["verdict"] = f"the check was ended by {ended.signal}{hint} {ended.where}".rstrip()
     return report
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ortlaunch.ort.verify.comparison import TensorComparison
 
-SCHEMA = 2
+SCHEMA = 3
 """Incremented when a key changes its name or meaning."""
 
 BEGUN = "begun.json"
@@ -176,16 +176,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a signal has ended the process that checked the model; what is not known is empty."""
+    """How a signal has ended the process that checked the model."""
 
     signal: str
-    during: str
-    """PyTorch, the export or ONNX Runtime."""
-    operator: str
-    module: str
-    """Path of the module that contains the operator."""
-    location: str
-    statement: str
+    where: str
+    """In which part, and at which line of the model; empty if that is not known."""
 
 
 @dataclass

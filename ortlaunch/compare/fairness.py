@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ortlaunch.compare.groups import Group, circumstance
 from ortlaunch.compare.runs import RATES, RunRow
 from ortlaunch.run.events import LOSS
+from ortlaunch.run.state import APART_TAG
 
 OTHER_CPU_PERCENT = 10.0
 """Share of the machine's cores that other processes may use in the steady part without a warning."""
@@ -128,6 +129,9 @@ def _others(groups: list[Group], base: Group, words: str, of: Callable[[RunRow],
 
 
 def _of_runs(rows: list[RunRow], metrics: Sequence[str]) -> Iterable[str]:
+    if apart := [row for row in rows if APART_TAG in row.tags]:
+        named = _named(f"{_name(row)}: {row.tags[APART_TAG]}" for row in apart)
+        yield f"the workers exchanged nothing, and each trained a copy of its own: {named}"
     if unfinished := [row for row in rows if row.status != "FINISHED"]:
         yield f"not finished: {_named(f'{_name(row)} {_how_far(row)}' for row in unfinished)}"
     if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:

@@ -31,6 +31,14 @@ _HYDRA_KEYS = re.compile(r"hydra(\.(searchpath|verbose|sweep\.dir|sweeper\b.*)|/
 """Hydra's own keys that have a use here. Others would make folders of Hydra's or change the working folder."""
 
 
+def quoted(text: str) -> str:
+    """Returns a text as Hydra's grammar takes it, whatever signs are in it."""
+    # A backslash counts only before a quote or at the end.
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
+    ends = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * ends}'"
+
+
 def parsed(word: str) -> Override:
     """The override that a word is.
 
@@ -146,7 +154,9 @@ def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:
 
 def _check_removed(word: str, key: str) -> None:
     if not is_free(key):
-        raise RequestError(f"{word}: a key cannot be removed: give it another value, or null (docs/reference.md)")
+        raise RequestError(
+            f"{word}: a key cannot be removed: give it another value, or null (all keys: ortlaunch --cfg job)"
+        )
 
 
 def _check_added(word: str, override: Override, config_dirs: list[str]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
 from ortlaunch.base.targets import check_target, with_arguments
+from ortlaunch.compose.attached import attached
 from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device
@@ -185,6 +187,21 @@ def _trainer(config: Config) -> None:
     trainer_of(config.trainer).check(config, resolve_device(config.device))
 
 
+def _packages(config: Config) -> None:
+    """Names the extra of what the workers would not find."""
+    if not launcher_of(config).finds_same_packages(config):
+        return
+    needed = [(f"trainer={config.trainer.name}", name, name) for name in trainer_of(config.trainer).packages]
+    if config.data.name == "hf":
+        needed.append(("data=hf", "datasets", "hf"))
+    if config.adapter.name == "lora":
+        needed.append(("adapter=lora", "peft", "lora"))
+    needed += [(str(one), "torchmetrics", "metrics") for one in wanted(config.eval.metrics) if one.target is None]
+    for what, package, extra in needed:
+        if find_spec(package) is None:
+            raise RequestError(f"{what} needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'")
+
+
 def _backend(config: Config) -> None:
     if runs_ort_here(config):
         require_ort("backend=ort")
@@ -309,11 +326,47 @@ def _script(config: ScriptRun) -> None:
     Script(config).check(same_system=launcher_of(config).finds_same_packages(config))
 
 
+def _attach(config: ScriptRun) -> None:
+    """Checks what `ortlaunch.attach()` will get, which the script itself may change."""
+    if config.script.attach:
+        check_attached(attached((), config.script.attach, config, workers=2))
+
+
+def check_attached(config: Config) -> None:
+    """Applies every rule between the keys of `ortlaunch.attach()`.
+
+    Raises:
+        RequestError: the first rule that they break.
+    """
+    for rule in ATTACHED_RULES:
+        rule(config)
+
+
+def _attached_backend(config: Config) -> None:
+    if isinstance(config.backend, AutoConfig):
+        raise RequestError("backend=auto: ortlaunch cannot try a script's model: name the backend")
+    if isinstance(config.backend, OrtConfig) and trainer_of(config.trainer).zero_stage(config.trainer) == 3:
+        raise RequestError("backend=ort in a script: not with trainer.zero_stage=3: use a lower stage or backend=eager")
+
+
+ATTACHED_RULES: tuple[Callable[[Config], None], ...] = (
+    _numbers,
+    _attached_backend,
+    _backend,
+    _trainer,
+    _ort_blocks,
+    _precision,
+    _activation_checkpointing,
+    _tf32,
+    _checkpoint_paths,
+    _compile_mode,
+)
 SCRIPT_RULES: tuple[Callable[[ScriptRun], None], ...] = (
     _numbers,
     _names,
     _no_secrets,
     _script,
+    _attach,
     _allocator,
     _launcher,
     trackers.check,
@@ -329,6 +382,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _duration,
     _evaluations,
     _trainer,
+    _packages,
     _ort_blocks,
     _precision,
     _activation_checkpointing,

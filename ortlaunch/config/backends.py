@@ -77,7 +77,7 @@ def has_wheels() -> bool:
 
 def remedy() -> str:
     """Returns how to get ONNX Runtime's training part."""
-    install = "pip install 'ortlaunch[cpu]' (or [cuda])"
+    install = "pip install 'ortlaunch[ort]' (or [cuda])"
     if not has_wheels():
         return f"use Python {'.'.join(map(str, NEWEST_PYTHON))} and {install}"
     remove = "pip uninstall onnxruntime onnxruntime-gpu, then " if _folders_of("onnxruntime") else ""

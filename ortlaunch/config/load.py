@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
@@ -19,7 +19,7 @@ from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
 from ortlaunch.config.items import check_items
 from ortlaunch.config.launchers import launcher_schema
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, RunConfig, ScriptRun
+from ortlaunch.config.schema import GROUPS, Config, ModelConfig, RunConfig, ScriptRun
 from ortlaunch.run.settings import read_settings
 
 _CHECKED = [group for group in GROUPS if group != "tracking"]
@@ -161,7 +161,8 @@ def _config_of(settings: dict[str, Any]) -> RunConfig:
     for group, options in GROUPS.items():
         if group not in kind.__dataclass_fields__:
             continue
-        if stored.get(group) is not None or group not in OPTIONAL_GROUPS:
+        # Runs of older versions lack groups that have a default.
+        if stored.get(group) is not None or kind.__dataclass_fields__[group].default == MISSING:
             name = stored[group]["name"]
             nodes[group] = launcher_schema(name) if group == "launcher" else options[name]
     merged = OmegaConf.merge(

@@ -256,6 +256,46 @@ class TokenDataConfig(DataConfig):
 
 
 @dataclass(eq=False, repr=False)
+class AdapterConfig(Node):
+    """What is trained in place of the model's own weights."""
+
+    name: str = "none"
+
+    trains_all: ClassVar[bool] = True
+    """Whether all weights are trained; else checkpoints hold the trained ones alone."""
+
+    def facts(self) -> dict[str, Any]:
+        """The keys and values by which stored weights of the adapter are read."""
+        return {}
+
+
+@dataclass(eq=False, repr=False)
+class NoAdapterConfig(AdapterConfig):
+    """All weights of the model are trained."""
+
+
+@dataclass(eq=False, repr=False)
+class LoraConfig(AdapterConfig):
+    """Low-rank matrices beside the model's own, which stay as they are (LoRA, by peft)."""
+
+    name: str = "lora"
+    rank: int = number(8, least=1)
+    """Rows of the matrices."""
+    alpha: int = number(16, least=1)
+    """What the matrices add is multiplied by alpha / rank."""
+    dropout: float = number(0.0, least=0, below=1)
+    """Share of the matrices' inputs that is dropped in training."""
+    targets: list[str] = field(default_factory=list)
+    """Names, or ends of names, of the modules that get matrices; `[all-linear]` means all linear ones but the output.
+    An empty list takes those that peft knows for the model's type."""
+
+    trains_all: ClassVar[bool] = False
+
+    def facts(self) -> dict[str, Any]:
+        return {"adapter.alpha": self.alpha}
+
+
+@dataclass(eq=False, repr=False)
 class BackendConfig(Node):
     """What executes forward and backward."""
 
@@ -734,6 +774,7 @@ class Config(RunConfig):
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     model: ModelConfig = MISSING
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     data: DataConfig = MISSING
     backend: BackendConfig = MISSING
     trainer: TrainerConfig = MISSING
@@ -767,6 +808,9 @@ class ScriptConfig(Node):
     """The folder that the script starts in: that of the command line."""
     params: dict[str, Any] = field(default_factory=dict)
     """Values for arguments by name: ``{lr}`` in an argument becomes the value of `script.params.lr`."""
+    attach: dict[str, Any] = field(default_factory=dict)
+    """Keys of backend, trainer, train and seed for a script that calls `ortlaunch.attach()`. They may be typed without
+    `script.attach`."""
     signal: StopSignal = StopSignal.SIGTERM
     """The signal that each worker gets once when the run is to stop, `launcher.grace_seconds` before it is ended."""
 
@@ -782,6 +826,7 @@ OPTIONAL_GROUPS = {"profile"}
 """Groups without a default option."""
 
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
+    "adapter": {"none": NoAdapterConfig, "lora": LoraConfig},
     "data": MODULE_GROUPS["data"],
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig, "auto": AutoConfig},
     "trainer": {name: TRAINERS[name].schema for name in sorted(TRAINERS)},
@@ -823,6 +868,7 @@ def register_schemas() -> None:
 def _open_script() -> DictConfig:
     node: DictConfig = OmegaConf.structured(ScriptRun)
     OmegaConf.set_struct(node.script.params, False)
+    OmegaConf.set_struct(node.script.attach, False)
     return node
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -74,13 +75,33 @@ def load_encoder(tokenizer: str | None) -> Encoder:
     if tokenizer is None:
         return ByteEncoder()
     path = Path(tokenizer).expanduser()
-    if not path.exists():
-        raise RequestError(f"data.tokenizer={tokenizer}: no such folder or file; give a local tokenizer")
-    try:
+    with _refusing(path, tokenizer):
         return _from_folder(path) if path.is_dir() else _from_file(path)
+
+
+def load_tokenizer(name: str) -> Any:
+    """Loads the transformers tokenizer that `data.tokenizer` names, a folder.
+
+    Raises:
+        RequestError: the folder does not exist, or holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    path = Path(name).expanduser()
+    with _refusing(path, name):
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, name: str) -> Iterator[None]:
+    """Turns the errors of the libraries into one message."""
+    if not path.exists():
+        raise RequestError(f"data.tokenizer={name}: no such folder or file; give a local tokenizer")
+    try:
+        yield
     except Exception as error:  # The libraries raise many types, also plain Exception.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RequestError(f"data.tokenizer={tokenizer}: not a tokenizer that can be loaded: {reason}") from error
+        raise RequestError(f"data.tokenizer={name}: not a tokenizer that can be loaded: {reason}") from error
 
 
 def encode_all(documents: Iterable[str], encoder: Encoder) -> Tokens:
@@ -97,9 +118,7 @@ def batches_of(documents: Iterable[str], count: int) -> Iterator[list[str]]:
 
 
 def _from_folder(path: Path) -> Encoder:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    tokenizer = load_tokenizer(str(path))
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     return TokenizerEncoder(tokenizer, end)
 

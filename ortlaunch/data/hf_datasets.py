@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import is_missing
+from ortlaunch.data.classes import open_labelled
 from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
 from ortlaunch.data.holdout import is_held_out
@@ -43,16 +44,31 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
     Raises:
         RequestError: the library, the data set, the split or the column is missing, or there is less than one sample.
     """
-    datasets = _import_datasets(share)
+    datasets = import_datasets("data=hf", quiet=share.rank > 0)
+    if cfg.eval_split == cfg.split:
+        raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
+    if cfg.label_column is not None:
+        rows = partial(_labelled_rows, datasets, cfg, share)
+        return open_labelled(cfg, rows(cfg.split), None if cfg.eval_split is None else rows(cfg.eval_split), datasets)
     encoder = load_encoder(cfg.tokenizer)
     if cfg.eval_split is None:
         return _open_split(datasets, cfg, share, encoder)
-    if cfg.eval_split == cfg.split:
-        raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
     # Each split is used whole, so no part of it is held out.
     whole = replace(cfg, eval_fraction=0.0)
     held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), _everything(share), encoder).dataset
     return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
+
+
+def _labelled_rows(datasets: ModuleType, cfg: HfDataConfig, share: Share, split: str) -> Any:
+    with _refusing(datasets, cfg):
+        data = _load(datasets, replace(cfg, split=split), share)
+    if not len(data):
+        raise RequestError(f"{_origin(cfg)}: split {split} has no rows")
+    for key in ("column", "pair_column", "label_column"):
+        name = getattr(cfg, key)
+        if name is not None and name not in data.column_names:
+            raise RequestError(f"data.{key}={name}: {cfg.path} has the columns {', '.join(data.column_names)}")
+    return data
 
 
 def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: Encoder) -> Source:
@@ -83,14 +99,23 @@ def _everything(share: Share) -> Share:
     return Share(0, 1, share.seed, shuffles=False)
 
 
-def _import_datasets(share: Share) -> ModuleType:
+def import_datasets(asked: str, *, quiet: bool = False) -> ModuleType:
+    """Imports the library.
+
+    Args:
+        asked: what needs it, for a message.
+        quiet: show no progress.
+
+    Raises:
+        RequestError: it is not installed.
+    """
     try:
         import datasets
     except ImportError as error:
         if not is_missing("datasets", error):
             raise
-        raise RequestError("data=hf needs the datasets library: pip install 'ortlaunch[hf]'") from error
-    if share.rank:
+        raise RequestError(f"{asked} needs the datasets library: pip install 'ortlaunch[hf]'") from error
+    if quiet:
         datasets.disable_progress_bars()
     return datasets
 
@@ -99,8 +124,12 @@ def _load(datasets: ModuleType, cfg: HfDataConfig, share: Share) -> Any:
     if cfg.path.strip() in UNSET:
         raise RequestError("data.path is not set: give a folder, a data file or an id on the hub")
     path = Path(cfg.path).expanduser()
-    if _is_saved(path):
-        return _load_saved(datasets, path, cfg, share)
+    if is_saved(path):
+        data = load_saved(datasets, path, cfg.split)
+        if not cfg.streaming:
+            return data
+        shards = share.world_size * max(1, cfg.workers)
+        return data.to_iterable_dataset(num_shards=max(1, min(shards, len(data))))
     return _load_files_or_hub(datasets, path, cfg)
 
 
@@ -113,22 +142,25 @@ def _refusing(datasets: ModuleType, cfg: HfDataConfig) -> Iterator[None]:
         raise RequestError(f"data.path={cfg.path}: cannot be loaded: {_reason(error)}") from error
 
 
-def _is_saved(path: Path) -> bool:
+def is_saved(path: Path) -> bool:
+    """Whether a folder was written by `save_to_disk`."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def _load_saved(datasets: ModuleType, path: Path, cfg: HfDataConfig, share: Share) -> Any:
+def load_saved(datasets: ModuleType, path: Path, split: str) -> Any:
+    """Loads a split of a folder that `save_to_disk` wrote.
+
+    Raises:
+        RequestError: the folder has no such split.
+    """
     data = datasets.load_from_disk(str(path))
     if isinstance(data, datasets.DatasetDict):
-        if cfg.split not in data:
-            raise RequestError(f"data.split={cfg.split}: {cfg.path} has the splits {', '.join(data)}")
-        data = data[cfg.split]
-    elif data.split is not None and str(data.split) != cfg.split:
-        raise RequestError(f"data.split={cfg.split}: {cfg.path} is the split {data.split}; set data.split={data.split}")
-    if not cfg.streaming:
-        return data
-    shards = share.world_size * max(1, cfg.workers)
-    return data.to_iterable_dataset(num_shards=max(1, min(shards, len(data))))
+        if split not in data:
+            raise RequestError(f"data.split={split}: {path} has the splits {', '.join(data)}")
+        data = data[split]
+    elif data.split is not None and str(data.split) != split:
+        raise RequestError(f"data.split={split}: {path} is the split {data.split}; set data.split={data.split}")
+    return data
 
 
 def _load_files_or_hub(datasets: ModuleType, path: Path, cfg: HfDataConfig) -> Any:

@@ -81,6 +81,8 @@ class Loader:
         num_classes: the number of labels, for images.
         fingerprint: a short hash that identifies the data set.
         origin: the data as the user typed it.
+        metrics: those of an evaluation where the request names none.
+        notes: what the user should know of the data.
         labels_vary: whether samples may have other numbers of labels that count.
         samples: the training samples of one epoch over all workers, with the rest that is dropped; None for a stream.
         is_uneven: whether batches may have fewer samples than others, or none that count.
@@ -109,6 +111,8 @@ class Loader:
         self.fingerprint = source.fingerprint
         self.origin = source.origin
         self.labels_vary = source.labels_vary
+        self.metrics = source.metrics
+        self.notes = source.notes
         self.samples = source.samples
         self._is_own = source.is_own
         self.is_uneven = not drop_last
@@ -182,6 +186,14 @@ class Loader:
     def held_out(self, samples: int) -> list[HeldOut]:
         """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
         return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
+
+    def first_samples(self, number: int) -> Batch | None:
+        """The first samples of the data set in one batch, as its source makes one; None where there are not as many."""
+        if self._source.is_stream or (self.samples or 0) < number:
+            return None
+        numbers = list(range(number))
+        read = Numbered(self._source).__getitems__(Chosen(numbers, number))
+        return Collating(self._source.collate, self.origin).batch(read.samples, numbers)
 
     def close(self) -> None:
         """Ends the loader processes and waits for them. No batches follow. A second call does nothing."""

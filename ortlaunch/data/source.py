@@ -63,6 +63,8 @@ class Source:
             is the same on every rank.
         labels_vary: whether samples may have other numbers of labels that count: labels of -100 do not.
         collate: makes a batch of samples.
+        metrics: those of an evaluation where the request names none.
+        notes: what the user should know of the data, one line each.
         is_divided: whether a stream is the whole data on every rank, and is to be shared out among them.
     """
 
@@ -77,6 +79,8 @@ class Source:
     labels_vary: bool = True
     collate: Callable[[list[Any]], Batch] = with_labels
     is_divided: bool = False
+    metrics: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:

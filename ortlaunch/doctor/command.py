@@ -7,16 +7,13 @@ import contextlib
 import dataclasses
 import functools
 import io
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ortlaunch.base.arguments import Parser
-from ortlaunch.base.programs import module_command
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import json_text, library_error, printable_lines
 from ortlaunch.doctor import machine, service, stack, tracking
-from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 
 _DESCRIPTION = """\
@@ -34,9 +31,6 @@ def main(arguments: list[str]) -> int:
         prog="ortlaunch doctor", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the lines as JSON, for scripts")
-    parser.add_argument(
-        "--fix", action="store_true", help="run these commands, except those that need another user or a choice"
-    )
     parser.add_argument("--uri", help="the MLflow store to look at (default: MLFLOW_TRACKING_URI, else that of runs)")
     parser.add_argument(
         "--database",
@@ -45,18 +39,7 @@ def main(arguments: list[str]) -> int:
         help="the database of the service to look at, as for ortlaunch serve (default: that of runs in this folder)",
     )
     options = parser.parse_args(arguments)
-    if options.fix and options.json:
-        parser.error("--fix goes without --json")
     lines = examine(options.uri, options.database)
-    if options.fix:
-        print(_table(lines))
-        if fix(lines) == 0:
-            print("there is nothing to fix that --fix can do by itself")
-            return _code(lines)
-        # The report is made again in a new process, because this one has loaded the old packages.
-        again = [] if options.uri is None else ["--uri", options.uri]
-        again += [] if options.database is None else ["--database", str(options.database)]
-        return subprocess.run([*module_command("ortlaunch"), "doctor", *again]).returncode
     print(_json(lines) if options.json else _table(lines))
     return _code(lines)
 
@@ -79,7 +62,6 @@ def examine(uri: str | None = None, database: Path | None = None) -> list[Line]:
         "nccl": stack.nccl,
         "disk": machine.disk,
         "shared memory": machine.shared_memory,
-        "clock": machine.clock,
         "slurm": machine.slurm,
         "service": functools.partial(service.service, database),
         "mlflow": functools.partial(tracking.mlflow, uri),
@@ -106,7 +88,7 @@ def _table(lines: list[Line]) -> str:
     for line in lines:
         rows.append(f"{line.level.value:<8} {line.name:<{width}}  {printable_lines(without_secrets(line.text))}")
         if line.fix is not None:
-            rows.append(f"{'':<8} {'':<{width}}  {'by hand' if line.by_hand else 'fix'}: {line.fix}")
+            rows.append(f"{'':<8} {'':<{width}}  fix: {line.fix}")
     return "\n".join(rows)
 
 

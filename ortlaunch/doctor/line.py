@@ -23,5 +23,3 @@ class Line:
     text: str
     fix: str | None = None
     """The command that fixes the problem. It is a key of the JSON report."""
-    by_hand: bool = False
-    """Whether the command needs a person: another user's rights, a choice, or another shell. ``--fix`` skips it."""

@@ -1,11 +1,9 @@
-"""Checks the machine: disk space, shared memory, the clock, and SLURM if it is installed."""
+"""Checks the machine: disk space, shared memory, and SLURM if it is installed."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +15,6 @@ from ortlaunch.launch.slurm import programs
 _GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 _LITTLE_SHARED = 256 * 2**20
-_SKEW_SECONDS = 5.0
-"""A larger difference makes time limits, heartbeats and the order of attempts unreliable."""
 
 
 def disk() -> Iterator[Line]:
@@ -36,11 +32,11 @@ def disk() -> Iterator[Line]:
         free = shutil.disk_usage(there).free / _GIB
         text = f"{free:.1f} GiB free for {folder.absolute()}"
         if not os.access(there, os.W_OK):
-            yield Line(name, Level.error, f"{there} cannot be written", f"chown {os.getuid()} {there}", by_hand=True)
+            yield Line(name, Level.error, f"{there} cannot be written", f"chown {os.getuid()} {there}")
         elif free < 1:
-            yield Line(name, Level.error, f"{text}: {little}", f"du -xh {there} | sort -h", by_hand=True)
+            yield Line(name, Level.error, f"{text}: {little}", f"du -xh {there} | sort -h")
         elif free < 10:
-            yield Line(name, Level.warning, f"{text}: {soon}", f"du -xh {there} | sort -h", by_hand=True)
+            yield Line(name, Level.warning, f"{text}: {soon}", f"du -xh {there} | sort -h")
         else:
             yield Line(name, Level.ok, text)
 
@@ -54,29 +50,9 @@ def shared_memory() -> Iterator[Line]:
     text = f"{free / _GIB:.2f} GiB free in {SHARED_MEMORY}"
     if free < _LITTLE_SHARED:
         fix = f"mount -o remount,size=1g {SHARED_MEMORY}"
-        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", fix, by_hand=True)
+        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", fix)
     else:
         yield Line("shared memory", Level.ok, text)
-
-
-def clock() -> Iterator[Line]:
-    """Compares this machine's clock with that of the run folders' file system, which may be on another machine."""
-    with tempfile.NamedTemporaryFile(dir=_existing(Path(Config.run_root)), prefix=".ortlaunch-clock-") as file:
-        before = time.time()
-        file.write(b"x")
-        file.flush()
-        os.fsync(file.fileno())
-        skew = os.fstat(file.fileno()).st_mtime - before
-    yield clock_line("the disk of the run folders", skew)
-
-
-def clock_line(other: str, skew: float) -> Line:
-    """Returns the line for another clock that is `skew` seconds ahead of this machine's."""
-    if abs(skew) <= _SKEW_SECONDS:
-        return Line("clock", Level.ok, f"within {_SKEW_SECONDS:.0f} s of {other}")
-    way = "behind" if skew > 0 else "ahead of"
-    text = f"{abs(skew):.0f} s {way} {other}"
-    return Line("clock", Level.warning, text, "chronyc makestep", by_hand=True)
 
 
 def slurm() -> Iterator[Line]:
@@ -87,12 +63,12 @@ def slurm() -> Iterator[Line]:
     version = _said("sbatch", "--version")
     if not version.startswith("slurm"):
         text = "installed, but this machine belongs to no cluster; only launcher=slurm needs one"
-        yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
+        yield Line("slurm", Level.warning, text, "sinfo")
     elif " UP" in (answer := _said("scontrol", "ping")):
         yield Line("slurm", Level.ok, f"{version}, its controller answers")
     else:
         text = f"{version}, its controller does not answer: {answer}"
-        yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
+        yield Line("slurm", Level.warning, text, "sinfo")
 
 
 def _said(program: str, *words: str) -> str:

@@ -73,16 +73,16 @@ def _users(path: Path) -> Iterator[Line]:
         return
     why = why_foreign(path)
     if why is not None:
-        yield Line("service users", Level.error, f"{path} {why}, and names the accounts of runs", by_hand=True)
+        yield Line("service users", Level.error, f"{path} {why}, and names the accounts of runs")
         return
     names = listed_users(path)
     if shutil.which("sudo") is None:
         text = f"{path} lists users, and there is no sudo"
-        yield Line("service users", Level.error, text, "apt-get install sudo", by_hand=True)
+        yield Line("service users", Level.error, text, "apt-get install sudo")
         return
     wrong = [f"{name} ({problem})" for name in names if (problem := _problem(name))]
     if wrong:
-        yield Line("service users", Level.error, f"sudo cannot act for {', '.join(wrong)}", "visudo", by_hand=True)
+        yield Line("service users", Level.error, f"sudo cannot act for {', '.join(wrong)}", "visudo")
     else:
         yield Line("service users", Level.ok, f"sudo may act for {counted(len(names), 'user')} of {path}")
 

@@ -56,7 +56,7 @@ def packages() -> Iterator[Line]:
     installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     names = " and ".join(f"{name} {version}" for name, version in installed.items())
     training = [name for name in _TRAINING if name in installed]
-    wanted = "cuda" if cuda_libs.driver_error() is None else "cpu"
+    wanted = "cuda" if cuda_libs.driver_error() is None else "ort"
     install = f"pip install 'ortlaunch[{wanted}]'"
     if not training and not backends.has_wheels():
         # Nothing here uses an onnxruntime without the training part, and there is none with it.
@@ -132,7 +132,7 @@ def deepspeed() -> Iterator[Line]:
     version = _version("deepspeed")
     if version is None:
         yield Line(
-            "deepspeed", Level.error, "not installed: trainer=deepspeed needs it", "pip install 'deepspeed>=0.19,<0.20'"
+            "deepspeed", Level.ok, "not installed: trainer=deepspeed needs it (pip install 'ortlaunch[deepspeed]')"
         )
     else:
         yield Line("deepspeed", Level.ok, version)

@@ -1,14 +1,12 @@
-"""Checks the tracking server or file: whether it can be used, its version and its clock."""
+"""Checks the tracking server or file: whether it can be used, and its version."""
 
 from __future__ import annotations
 
 import base64
-import email.utils
 import importlib.metadata
 import os
 import shlex
 import sqlite3
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ from ortlaunch.base.secrets import redacted
 from ortlaunch.base.text import counted
 from ortlaunch.config.tracking_uri import check_uri, default_uri, sqlite_path
 from ortlaunch.doctor.line import Level, Line
-from ortlaunch.doctor.machine import clock_line
 from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.sqlite_store import State
 
@@ -58,10 +55,9 @@ def _file(path: Path, installed: str) -> Line:
         return _foreign(path, "it has no table of MLflow's")
     if store.state is State.NEWER:
         text = f"{path} was made by a newer MLflow than the installed {installed}: no run can use it"
-        return Line("mlflow", Level.error, text, "pip install --upgrade mlflow", by_hand=True)
-    if store.needs_repair:
-        fix = shlex.join(["python", "-m", "ortlaunch.tracking.make_store", "--repair", str(path)])
-        return Line("mlflow", Level.error, store.problem, fix)
+        return Line("mlflow", Level.error, text, "pip install --upgrade mlflow")
+    if store.problem:
+        return Line("mlflow", Level.error, store.problem)
     return Line("mlflow", Level.ok, f"{installed}; {counted(store.runs, 'run')} in {path}")
 
 
@@ -69,21 +65,19 @@ def _foreign(path: Path, why: str) -> Line:
     # Moving the file away loses MLflow's copy of earlier runs; their folders still have the data.
     old, new = (shlex.quote(str(path) + suffix) for suffix in ("", ".broken"))
     fix = f"mv {old} {new} && ortlaunch sync --all"
-    return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {why}", fix, by_hand=True)
+    return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {why}", fix)
 
 
 def _server(uri: str, installed: str) -> Iterator[Line]:
     shown = redacted(uri)
     try:
-        with _get(f"{uri}/health") as answer:
-            told = answer.headers.get("Date")
+        with _get(f"{uri}/health"):
+            pass
     except (OSError, ValueError) as error:
         text = f"{shown} does not answer ({error}); runs go on, and what they journal is sent later"
-        yield Line("mlflow", Level.warning, text, "ortlaunch sync --all", by_hand=True)
+        yield Line("mlflow", Level.warning, text, "ortlaunch sync --all")
         return
     yield from _version(uri, shown, installed)
-    if moment := email.utils.parsedate_tz(told or ""):
-        yield clock_line(f"the tracking server {shown}", email.utils.mktime_tz(moment) - time.time())
 
 
 def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
@@ -102,7 +96,7 @@ def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
             ),
         }
         why, fix = fixes.get(error.code, (str(error.reason), f"curl -i {shown}/version"))
-        yield Line("mlflow", Level.error, f"{shown} refuses with {error.code}: {why}", fix, by_hand=True)
+        yield Line("mlflow", Level.error, f"{shown} refuses with {error.code}: {why}", fix)
         return
     except (OSError, ValueError) as error:
         yield Line("mlflow", Level.warning, f"{shown} breaks off: {error}")
@@ -111,7 +105,7 @@ def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
         yield Line("mlflow", Level.ok, f"{installed}; {shown} answers, version {version}")
     else:
         text = f"{shown} has version {version}, this environment {installed}: only equal ones were tested"
-        yield Line("mlflow", Level.warning, text, f"pip install mlflow=={version}", by_hand=True)
+        yield Line("mlflow", Level.warning, text, f"pip install mlflow=={version}")
 
 
 def _get(url: str) -> urllib.request.addinfourl:  # type: ignore[name-defined]

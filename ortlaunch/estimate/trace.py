@@ -142,7 +142,8 @@ class Rehearsal:
         """
         # More micro-batches need no more memory than three.
         train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
-        self._config = replace(config, train=train)
+        # Stored weights have the shapes of new ones.
+        self._config = replace(config, train=train, model=replace(config.model, weights=None))
         self._workers = workers
         self._ledger = ledger
         self._on_gpu = on_gpu

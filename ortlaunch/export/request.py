@@ -80,6 +80,11 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
     run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
     config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
     check_numbers(config)
+    if not config.adapter.trains_all:
+        raise RequestError(
+            f"export {verb}: adapter={config.adapter.name} is beside the model, and an export has one model: write "
+            "both as one by ortlaunch export weights RUN --merged --out FOLDER, then from_weights=FOLDER"
+        )
     check(_neutral(config))
     return Request(
         verb,

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,18 +17,22 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import add_working_folder
 from ortlaunch.base.ownership import require_own
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import AdapterConfig, Config
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.config.trainers.base import loaded
 from ortlaunch.export.folder import check_out
 from ortlaunch.follow.find import HELP, run_or_folder
+from ortlaunch.models.lora import base_digest, merged
 from ortlaunch.models.registry import build_model
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
+from ortlaunch.trainer.checkpoint import resume
+from ortlaunch.trainer.checkpoint.resume import Start
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.checkpoint.torch_state import has_averages
-from ortlaunch.trainer.weights import fill_names, save_weights
+from ortlaunch.trainer.prepare import build_seeded
+from ortlaunch.trainer.weights import fill_names, load_weights, save_weights
 
 
 def export_weights(arguments: list[str]) -> int:
@@ -47,9 +52,13 @@ def export_weights(arguments: list[str]) -> int:
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     check_out(out)
+    if options.merged and config.adapter.trains_all:
+        raise RequestError(f"{options.run} has no adapter to merge: leave out --merged")
     with contextlib.redirect_stdout(sys.stderr):
-        _export(config, checkpoint, out)
-    kind = "the average of the weights (train.ema)" if has_averages(checkpoint / ENGINE) else "weights"
+        _export(config, checkpoint, out, merge=options.merged)
+    is_whole = config.adapter.trains_all or options.merged
+    whole = "weights" if is_whole else f"weights of the {config.adapter.name} adapter"
+    kind = f"the average of the {whole} (train.ema)" if has_averages(checkpoint / ENGINE) else whole
     print(f"{out}: {kind} after step {store.step_of(checkpoint)}")
     return 0
 
@@ -60,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help=f"{HELP}; or a checkpoint in a run folder")
     parser.add_argument("--best", action="store_true", help="of the checkpoint with the best evaluation (train.best)")
+    parser.add_argument("--merged", action="store_true", help="of an adapter: the whole model, with the adapter in it")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: weights/ in the run folder)")
     return parser
 
@@ -98,13 +108,27 @@ def _quiet() -> None:
         logging.disable_progress_bar()
 
 
-def _export(config: Config, checkpoint: Path, out: Path) -> None:
+def _export(config: Config, checkpoint: Path, out: Path, *, merge: bool) -> None:
     # Only files are read and written here, so DeepSpeed need not look for an accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     add_working_folder()
-    model = build_model(config.model)
+    if config.adapter.trains_all:
+        model = build_model(config.model)
+        _quiet()
+        save_weights(weights_in(checkpoint, config, model), model, out)
+        return
+    model = build_seeded(config)
     _quiet()
-    save_weights(weights_in(checkpoint, config, model), model, out)
+    weights = weights_in(checkpoint, config, model)
+    if not merge:
+        save_weights(weights, model, out, adapter_only=True)
+        return
+    resume.check_base(Start(checkpoint, store.read_meta(checkpoint)), base_digest(model))
+    plain = build_seeded(replace(config, adapter=AdapterConfig()))
+    if config.model.weights is not None:
+        load_weights(plain, Path(config.model.weights))
+    whole = merged(weights, model, plain)
+    save_weights({name: one.detach() for name, one in whole.state_dict().items()}, whole, out)
 
 
 def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,15 +50,14 @@ class Index:
         self._entries[folder.place] = Entry(folder.changed, job_id, row)
         self._changed = True
 
-    def save(self, folders: list[RunFolder]) -> None:
+    def save(self, present: Collection[str]) -> None:
         """Writes the index, without runs whose folders are gone.
 
         Args:
-            folders: all run folders below the root.
+            present: the paths of all run folders below the root.
         """
         if not self._changed:
             return
-        present = {folder.place for folder in folders}
         kept = {path: entry for path, entry in self._entries.items() if path in present}
         keep(self._file, json.dumps({path: [e.changed, e.job_id, e.row] for path, e in kept.items()}))
 

@@ -56,6 +56,12 @@ class Row:
     checkpoint: str
     """Name of the newest complete checkpoint, for a run that has not finished."""
     run_dir: str
+    updated: float | None
+    """When it last journalled something, in seconds since the epoch."""
+    ended: float | None
+    """When it journalled its end; None if its folder does not say that it has ended."""
+    unsent_bytes: int
+    """Bytes of its journal that the tracking server has not got yet."""
 
     @property
     def has_median(self) -> bool:
@@ -76,7 +82,7 @@ class Row:
         return {key: str(value) if key in bad else value for key, value in values.items()}
 
 
-def _row_from(values: dict[str, Any]) -> Row:
+def row_from(values: dict[str, Any]) -> Row:
     """Returns the row that `Row.as_dict` described."""
     rates = ("tokens_per_second", "samples_per_second", "tokens_per_second_median", "samples_per_second_median")
     floats = (*rates, "last_loss")
@@ -87,7 +93,7 @@ def _row_from(values: dict[str, Any]) -> Row:
 _MOST_DAMAGE = 5
 _LONGEST_NAME, _LONGEST_REASON = 300, 4000
 """Characters of texts from a run folder that are shown; ortlaunch writes none that are longer."""
-_FIELDS = {field.name for field in fields(Row)}
+FIELDS = {field.name for field in fields(Row)}
 
 
 class Survey:
@@ -148,8 +154,8 @@ class Survey:
         for folder in folders:
             entry = self._index(folder).get(folder)
             # Another version of ortlaunch may have written the index with other fields.
-            if entry is not None and entry.row is not None and entry.row.keys() == _FIELDS:
-                row_at[folder.place] = _row_from(entry.row)
+            if entry is not None and entry.row is not None and entry.row.keys() == FIELDS:
+                row_at[folder.place] = row_from(entry.row)
             else:
                 records.append(read_record(folder))
         for record, row in zip(records, self.rows_of(records), strict=True):
@@ -177,7 +183,7 @@ class Survey:
     def close(self) -> None:
         """Saves the index for the next command."""
         for root, index in self._indexes.items():
-            index.save([folder for folder in self._folders if folder.root == root])
+            index.save({folder.place for folder in self._folders if folder.root == root})
 
     def _index(self, folder: RunFolder) -> Index:
         index = self._indexes.get(folder.root)
@@ -294,6 +300,9 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
         restarts=job.restarts if job is not None else number(record.tags.get(f"{record.scheduler}.restart_count")) or 0,
         checkpoint=record.checkpoint,
         run_dir=str(record.folder.path),
+        updated=record.state.last / 1000 if record.state.last is not None else None,
+        ended=(record.state.ended_at or 0) / 1000 if record.ended is not None else None,
+        unsent_bytes=record.run.unsent_bytes(),
     )
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 from ortlaunch.base.secrets import is_secret, without_secrets, without_secrets_in_words
 from ortlaunch.launch.repository import Repository
 
+_FIELD = re.compile(r"^(Name|Version): *(.+)$", re.MULTILINE)
 _PACKAGES = (
     "ortlaunch",
     "torch",
@@ -112,12 +114,14 @@ def _package_lines(distributions: Iterable[importlib.metadata.Distribution]) -> 
     found: dict[str, str] = {}
     for distribution in distributions:
         try:
-            name, version = distribution.name, distribution.version
+            text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         except Exception:
-            continue  # An interrupted installation has left this folder.
-        # Python imports the first distribution of a name.
-        if name and name.lower() not in found:
-            found[name.lower()] = f"{name}=={version}{_origin(distribution)}"
+            text = ""
+        # A whole message's parser would take a tenth of a second for all packages.
+        fields = dict(_FIELD.findall(text.partition("\n\n")[0]))
+        # An interrupted installation has left a folder without them. Python imports the first distribution of a name.
+        if fields.keys() == {"Name", "Version"} and fields["Name"].lower() not in found:
+            found[fields["Name"].lower()] = f"{fields['Name']}=={fields['Version']}{_origin(distribution)}"
     return [found[name] for name in sorted(found)]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.own_code import last_frames, users_place
+from ortlaunch.base.own_code import last_frames, where_it_ended
 from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import module_command
@@ -114,8 +114,7 @@ class ReportProcess:
         frames, text = last_frames(text, -code)
         lines = [line for line in text.splitlines() if line.strip()]
         if code < 0:
-            place = users_place(frames)
-            lines.append(f"ended by {signal.Signals(-code).name}" + (f" at {place}" if place else ""))
+            lines.append(f"ended by {signal.Signals(-code).name}{where_it_ended(frames)}")
         raise RequestError(
             f"the {self._verb} itself ended early: " + "\n".join(lines[-_LAST_LINES:] or [f"exit code {code}"])
         )

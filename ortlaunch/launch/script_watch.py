@@ -2,7 +2,7 @@
 
 A script knows nothing of a run folder. So this thread does what the workers of ortlaunch's own loop do themselves: it
 writes their signs of life, hands a request to stop on to them as a signal, ends them when nothing goes on, and notes
-how they ended. What the first worker prints it shows on the terminal.
+how they ended and whether they exchanged anything. What the first worker prints it shows on the terminal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import psutil
 from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.base.files import replace_text, size_of
-from ortlaunch.run import failure
+from ortlaunch.launch.exchange import Exchange
 from ortlaunch.run.identity import machine
 from ortlaunch.run.run import Run, Stopped
+from ortlaunch.run.state import APART_TAG
 
 _POLL_SECONDS = 0.25
 _SAMPLE_SECONDS = 2.0
@@ -40,15 +41,16 @@ _GIB = 2.0**30
 class _Worker:
     """A process that torchrun has started, with all that it has started itself."""
 
-    def __init__(self, process: psutil.Process, rank: int, now: float) -> None:
+    def __init__(self, process: psutil.Process, variables: dict[str, str], now: float) -> None:
         """
         Args:
             process: the process.
-            rank: its rank.
+            variables: its environment.
             now: the time on the watch's clock.
         """
         self.process = process
-        self.rank = rank
+        self.variables = variables
+        self.rank = int(variables["RANK"])
         self.rss = self.peak = self.cpu = self.load = 0.0
         self.moved = now
         """When it last did something, on the watch's clock."""
@@ -113,6 +115,7 @@ class ScriptWatch:
         self._asked: float | None = None
         """When the workers were asked to stop, on the clock."""
         self._aborted: float | None = None
+        self._exchange = Exchange()
         self._shown = size_of(run.rank_log(0))
         self._node = 0
         self._done = threading.Event()
@@ -139,10 +142,20 @@ class ScriptWatch:
                 with self._run.journal() as journal:
                     journal.artifact(self._run.artifacts)
             if self._asked is not None:
-                if self._node == 0:
+                # A script that is attached has noted it with its checkpoint.
+                if self._node == 0 and not self._run.stopped_file.exists():
                     self._run.note_stopped(Stopped(0, "", self._run.stop_word() or "signal"))
             elif in_order and not self._run.stopped_file.exists():
+                self._say_apart()
                 self._note_done()
+
+    def _say_apart(self) -> None:
+        """Says that the workers have exchanged nothing, where that is known."""
+        if self._node or not (why := self._exchange.said()):
+            return
+        with self._run.journal() as journal:
+            journal.tags({APART_TAG: why})
+        print(f"ortlaunch: the workers exchanged nothing ({why}): each trained a copy of its own", flush=True)
 
     def _note_done(self) -> None:
         """Notes that the script has ended in order, once it has on all nodes."""
@@ -152,7 +165,8 @@ class ScriptWatch:
             self._run.node_done_file(self._node).touch()
             if not all(self._run.node_done_file(node).exists() for node in range(nodes)):
                 return
-        self._run.note_done(0)
+        if not self._run.is_done():
+            self._run.note_done(0)
 
     def _work(self) -> None:
         while not self._done.wait(_POLL_SECONDS):
@@ -160,6 +174,9 @@ class ScriptWatch:
             with suppress(Exception):
                 self._clock.tick()
                 self._look()
+            with suppress(Exception):
+                variables = {pid: worker.variables for pid, worker in self._workers.items()}
+                self._exchange.look(variables, self._clock.seconds)
 
     def _look(self) -> None:
         now = self._clock.seconds
@@ -173,7 +190,8 @@ class ScriptWatch:
         for worker in list(self._workers.values()):
             with suppress(psutil.Error):
                 worker.sample(now, size_of(self._run.rank_log(worker.rank)))
-            if not why_not_running(worker.process.pid):
+            # A script that is attached gives its own signs of life, without this.
+            if not why_not_running(worker.process.pid) and "moved" in (self._run.beat(worker.rank) or worker.beat()):
                 replace_text(self._run.beat_file(worker.rank), json.dumps(worker.beat()))
         self._end_a_hang(now)
 
@@ -187,8 +205,8 @@ class ScriptWatch:
                 own = children[pid].environ()
                 if "RANK" not in own or own.get("ORTLAUNCH_RUN_DIR") != str(self._run.path):
                     continue
-                self._workers[pid] = _Worker(children[pid], int(own["RANK"]), now)
-                self._ranks.add(int(own["RANK"]))
+                self._workers[pid] = _Worker(children[pid], own, now)
+                self._ranks.add(self._workers[pid].rank)
                 self._node = int(own.get("GROUP_RANK", "0"))
                 self._run.node_done_file(self._node).unlink(missing_ok=True)
 
@@ -223,6 +241,9 @@ class ScriptWatch:
         beats = [self._run.beat(rank) for rank in self._run.beating_ranks()]
         if any(time.time() - float(beat.get("moved") or 0.0) <= limit for beat in beats):
             return
+        # Imported here, because every script waits for the imports of this module.
+        from ortlaunch.run import failure
+
         self._aborted = now
         for worker in self._workers.values():
             log = self._run.rank_log(worker.rank)
@@ -243,8 +264,8 @@ class ScriptWatch:
         """Shows on the terminal what the first worker has printed since the last call."""
         log = self._run.rank_log(0)
         new = size_of(log) - self._shown
-        # A script that ends at once may never have been seen.
-        if new <= 0 or not (0 in self._ranks or (self._done.is_set() and not self._ranks)):
+        # A worker that ends at once may never have been seen.
+        if new <= 0 or not (0 in self._ranks or (self._done.is_set() and self._node == 0)):
             return
         with suppress(OSError):
             if new > _MOST_SHOWN:

@@ -53,7 +53,7 @@ def items_of(items: Items, batch: Batch, counted: int) -> int:
 
 
 def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_vary: bool) -> set[str]:
-    """The rules by which the loss of the first two samples of a batch is a mean; empty if there is none.
+    """The rules by which the loss of two samples of a batch is a mean; empty if there is none.
 
     Args:
         model: the plain model on the CPU; it is not changed.
@@ -62,12 +62,15 @@ def fitting_rules(model: torch.nn.Module, task: Task, batch: Batch, *, labels_va
         labels_vary: whether samples may have other numbers of labels that count. Most labels of the two samples are
             hidden then, so that the rules differ.
     """
-    first, second = (cloned(part(batch, row, row + 1)) for row in (0, 1))
-    if first is None:
+    rows = [part(batch, row, row + 1) for row in range(samples(batch))]
+    if rows[0] is None:
         return set()
+    # Of other numbers of labels the rules tell most apart where there are many.
+    first, second = (cloned(one) for one in sorted(rows, key=labelled)[-2:]) if labels_vary else map(cloned, rows[:2])
     if labels_vary:
-        _keep_labels(first, slice(0, 2))
-        _keep_labels(second, slice(1, 4))
+        many = labelled(second)
+        _keep_labels(first, slice(0, min(2, max(1, many - 1))))
+        _keep_labels(second, slice(1, 4) if many > 3 else slice(0, 3))
     measured = (first, second, joined(first, second))
     try:
         losses = [_loss(model, task, one) for one in measured]
@@ -90,10 +93,11 @@ def _fits(losses: list[float], counts: list[int]) -> bool:
     return abs(apart - losses[2]) <= allowed
 
 
-def _keep_labels(sample: Batch, positions: slice) -> None:
-    """Hides a sample's other labels, if it has several classes as labels."""
+def _keep_labels(sample: Batch, some: slice) -> None:
+    """Hides a sample's labels but some of those that count, if it has several classes as labels."""
     found = labels(sample)
     if found is not None and found.ndim > 1 and not found.is_floating_point():
-        kept = found[:, positions].clone()
+        places = (found != IGNORED).nonzero()[some].unbind(1)
+        kept = found[places]
         found.fill_(IGNORED)
-        found[:, positions] = kept
+        found[places] = kept

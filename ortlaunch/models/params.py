@@ -11,6 +11,7 @@ TASKS = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
 }

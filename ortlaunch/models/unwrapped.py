@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_WRAPPERS = ("DistributedDataParallel", "DeepSpeedEngine", "ORTModule", "Noted")
+_WRAPPERS = ("DistributedDataParallel", "DeepSpeedEngine", "ORTModule", "Noted", "AttachedModel")
 """Classes whose `module` is what they wrap; FSDP and torch.compile leave the model in place."""
 
 

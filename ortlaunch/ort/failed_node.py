@@ -10,39 +10,12 @@ from ortlaunch.ort.kernels.aten_nodes import operator_of
 from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
-_ROOT = "_original_module"
 _FAILED = re.compile(
     r"while running (?P<kind>\S+) node\. Name:'(?P<name>[^']*)' Status Message: (?P<why>.*)", re.DOTALL
 )
 _WHERE_IN_NATIVE_CODE = re.compile(r"^/onnxruntime_src/\S+ .*?\) (?=[A-Za-z'(])")
 _TRACE_OF_NATIVE_CODE = re.compile(r"\s*(Exception raised from|, please report a bug to PyTorch).*", re.DOTALL)
 _LONGEST = 300
-
-
-def described(node: Any, stacks: dict[str, str], weights: dict[str, Any]) -> dict[str, str]:
-    """Returns what is known of a node: its operator, and the module and the line that it comes from.
-
-    Args:
-        node: an ``onnx.NodeProto``.
-        stacks: by the name of a node, the stack from which it was exported.
-        weights: the graph's initializers by name.
-    """
-    # The gradient of a node is named after it.
-    name = node.name.partition("_Grad/")[0]
-    place = place_in_stack(stacks.get(node.name) or stacks.get(name) or "")
-    path = [part for part in name.split("/")[:-1] if part not in ("", _ROOT)]
-    return {
-        "operator": _operator(node, weights),
-        "module": ".".join(path),
-        "location": location(place) if place else "",
-        "statement": statement_at(*place) if place else "",
-    }
-
-
-def stacks_of(manager: Any) -> dict[str, str]:
-    """Returns the stacks from which an ORTModule's manager has exported, by the names of the nodes."""
-    nodes = manager._graph_transition_manager._exported_model_info.exported_model.graph.node
-    return {node.name: node.doc_string for node in nodes if node.doc_string}
 
 
 def failure(manager: Any, message: str) -> str | None:
@@ -60,10 +33,14 @@ def failure(manager: Any, message: str) -> str | None:
     reason = _TRACE_OF_NATIVE_CODE.sub("", _WHERE_IN_NATIVE_CODE.sub("", found["why"])).strip()[:_LONGEST]
     if node is None:
         return f"the operator {found['kind']} fails ({reason})"
-    known = described(node, stacks_of(manager), {weight.name: weight for weight in graph.initializer})
-    where = f" of `{known['statement']}` at {known['location']}" if known["location"] else ""
-    gradient = "the gradient of " if "_Grad/" in found["name"] else ""
-    return f"{gradient}the operator {known['operator']}{where} fails ({reason})"
+    exported = manager._graph_transition_manager._exported_model_info.exported_model.graph.node
+    stacks = {one.name: one.doc_string for one in exported if one.doc_string}
+    # The gradient of a node is named after it.
+    name, is_gradient, _ = node.name.partition("_Grad/")
+    place = place_in_stack(stacks.get(node.name) or stacks.get(name) or "")
+    where = f" of `{statement_at(*place)}` at {location(place)}" if place else ""
+    operator = _operator(node, {weight.name: weight for weight in graph.initializer})
+    return f"{'the gradient of ' if is_gradient else ''}the operator {operator}{where} fails ({reason})"
 
 
 def _operator(node: Any, weights: dict[str, Any]) -> str:

@@ -186,10 +186,10 @@ def export_origins(wrapped: torch.nn.Module) -> list[str]:
 
     The origins of several blocks follow each other. The list is empty if the cache is off.
     """
-    from ortlaunch.ort.cache import exports as export_cache
+    from ortlaunch.ort import cache
 
     ort_modules = [ort_module for part in _parts(wrapped).values() for ort_module in part]
-    return [origin for ort_module in ort_modules for origin in export_cache.origins(ort_module)]
+    return [origin for ort_module in ort_modules for origin in cache.origins(ort_module)]
 
 
 def close(wrapped: torch.nn.Module) -> None:
@@ -251,7 +251,7 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These imports need torch's exporter where the compatibility layer has just put it.
-    from ortlaunch.ort.cache import exports as export_cache
+    from ortlaunch.ort import cache
     from ortlaunch.ort.kernels import executor, gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
     from ortlaunch.ort.mends import guard, saturation, steps, symbolics, torch_nodes
@@ -295,7 +295,7 @@ def _prepare(
         if compiled is not None and not part:
             steps.enable(wrapped, compiled)
         if cfg.export_cache:
-            export_cache.enable(wrapped)
+            cache.enable(wrapped)
         return wrapped
 
     return make

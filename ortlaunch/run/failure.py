@@ -12,13 +12,13 @@ import signal
 import socket
 import time
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.base.own_code import is_users, last_frames, users_place
+from ortlaunch.base.own_code import is_users, last_frames, where_it_ended
 from ortlaunch.base.reading import notice, read_json, read_tail
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.attempt import last_attempt
@@ -32,7 +32,6 @@ _READ_LINES = 200
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure|Unsupported): \S")
 """The line of a traceback that names the error."""
 _ENDED = "the worker was ended by"
-_ENDED_BY = re.compile(rf"{_ENDED} (\w+)")
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,6 @@ class Failure:
     """The request was wrong (exit code 2) rather than the training (exit code 1)."""
     time: float
     """Seconds since the epoch."""
-
-    @property
-    def ended_by(self) -> str:
-        """The name of the signal that ended the worker; empty if it ended in another way."""
-        found = _ENDED_BY.match(self.message)
-        return found[1] if found else ""
-
-    def explained(self, cause: str) -> Failure:
-        """The same failure with where the signal has met the worker, such as "in MaxPoolGrad", in its first line."""
-        rest = self.message.partition(";")[2]
-        return replace(self, message=f"{_ENDED} {self.ended_by} {cause};{rest}")
 
     @property
     def gist(self) -> str:
@@ -195,9 +183,7 @@ def _killed_message(run_dir: Path, rank: int, number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
-    # Of the stack, which is mostly libraries, the user's own line is told.
     frames, text = last_frames(read_tail(log, _LOG_BYTES) if log.is_file() else "", number)
     tail = without_secrets("\n".join(text.strip().splitlines()[-_READ_LINES:])).splitlines()[-_TAIL_LINES:]
-    place = users_place(frames)
-    at = f" at {place}" if place else ""
-    return "\n".join([f"{_ENDED} {name}{hint}{at}; the last lines of its log:", *tail])
+    where = where_it_ended(frames)
+    return "\n".join([f"{_ENDED} {name}{hint}{where}; the last lines of its log:", *tail])

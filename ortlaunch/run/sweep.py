@@ -226,8 +226,16 @@ def find_sweep(asked: str, roots: list[Path]) -> Path | None:
     given = Path(asked).expanduser().absolute()
     if runs_of(given) is not None:
         return given
-    folders = sorted((f for root in roots for f in root.glob("*/multirun-*")), key=lambda f: f.name, reverse=True)
+    # Names tell no order: that of a tuning is a digest.
+    folders = sorted((f for root in roots for f in root.glob("*/multirun-*")), key=_begun, reverse=True)
     return next((folder for folder in folders if asked in _names_of(folder)), None)
+
+
+def _begun(folder: Path) -> float:
+    try:
+        return (folder / SWEEP_FILE).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _names_of(folder: Path) -> set[str]:

@@ -41,9 +41,9 @@ PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
     "queue": "ortlaunch.serve.dispatcher:make_queue",
     "machine": "ortlaunch.serve.machine:make_machine",
-    "runs": "ortlaunch.serve.index:make_runs",
+    "runs": "ortlaunch.serve.index.indexer:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
-    "webhooks": "ortlaunch.serve.webhooks:make_webhooks",
+    "on_end": "ortlaunch.serve.on_end:make_on_end",
 }
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""

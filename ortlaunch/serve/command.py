@@ -6,6 +6,8 @@ import argparse
 import importlib.util
 import ipaddress
 import os
+import shlex
+import shutil
 import socket
 import ssl
 import threading
@@ -61,13 +63,6 @@ def main(arguments: list[str]) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise RequestError(f"serve: these packages are missing: {', '.join(missing)} (pip install 'ortlaunch[serve]')")
-    if options.rebuild_index:
-        if not settings.root.is_dir():
-            raise RequestError(f"serve: --root {settings.root}: there is no such folder")
-        from ortlaunch.serve.index import rebuild
-
-        say(rebuild(settings))
-        return exit_codes.DONE
     if options.link is not None:
         _print_link(settings, options.link)
         return exit_codes.DONE
@@ -92,6 +87,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         oidc_issuer=options.oidc_issuer,
         oidc_client=options.oidc_client,
         oidc_claim=options.oidc_claim,
+        on_end=options.on_end,
     )
 
 
@@ -123,6 +119,8 @@ def check(settings: Settings) -> None:
         )
     if settings.oidc_issuer is not None or settings.oidc_client is not None:
         _check_provider(settings)
+    if settings.on_end is not None:
+        _check_on_end(settings.on_end)
     for root in settings.further_roots:
         is_folder = _is_folder(root)
         if is_folder is None:
@@ -177,6 +175,15 @@ def _check_proxy(settings: Settings) -> None:
         ) from None
     if not (settings.public_url or "").startswith("https://"):
         raise RequestError("serve: --trusted-proxy needs --public-url https://NAME, the address that people open")
+
+
+def _check_on_end(command: str) -> None:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise RequestError(f"serve: --on-end {command}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise RequestError(f"serve: --on-end {command}: there is no such program")
 
 
 def _check_provider(settings: Settings) -> None:
@@ -320,6 +327,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--oidc-issuer", metavar="URL", help="an OpenID Connect provider that vouches for users, by its address")
     add("--oidc-client", metavar="ID", help=f"how the provider knows the service; its secret is in {OIDC_SECRET}")
     add("--oidc-claim", metavar="NAME", default="preferred_username", help="the claim with the user's name here")
-    add("--rebuild-index", action="store_true", help="make the index of the runs anew from their folders, and end")
+    add("--on-end", metavar="COMMAND", help="run for each run that ends, with JSON on its standard input")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

@@ -1,4 +1,4 @@
-"""The service's database: users, tokens, the queue, the audit, and an index of the runs.
+"""The service's database: users, tokens, the queue and the audit.
 
 Run folders stay the truth about runs. What only the database knows is who may do what, and which requests wait.
 """
@@ -21,9 +21,9 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.ownership import require_own
 
-VERSION = 2
+VERSION = 3
 """The number of the latest migration. It stands in SQLite's `user_version` too, where any ortlaunch looks first."""
-TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables", "ortlaunch.serve.index.tables")
+TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables")
 """The modules that declare tables."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_SECONDS = 10

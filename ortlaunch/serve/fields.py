@@ -33,6 +33,7 @@ CHOICES = "choices"
 """The group of the fields that choose an option of a config group."""
 _MEANINGS = {
     "model": "The model that is trained.",
+    "adapter": "Whether all weights are trained, or small matrices beside them.",
     "data": "What it is trained on.",
     "backend": "What computes it: ONNX Runtime, torch.compile or PyTorch as it is; `auto` finds out which is fastest.",
     "trainer": "How several workers train one model.",
@@ -68,7 +69,7 @@ OPEN_MODELS = ("factory", "hf")
 """Models that take parameters which no file lists."""
 _OPTIONS_OF_AUTHORS = {
     "model": OPEN_MODELS,
-    "data": ("factory", "hf", "text", "tokens"),
+    "data": ("chat", "factory", "hf", "text", "tokens"),
     "optimizer": ("factory",),
     "scheduler": ("factory",),
 }

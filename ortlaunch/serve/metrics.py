@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ortlaunch.serve.database import reading
-from ortlaunch.serve.index.tables import Delivery, IndexedRun
+from ortlaunch.serve.index.listing import facets_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
 
@@ -70,17 +70,12 @@ class ServiceCollector(Collector):
         with reading(self._service.engine) as session:
             taken = session.scalars(select(Job.taken).where(Job.state.in_(_HOLDING))).all()
             jobs = dict(session.execute(select(Job.state, func.count()).group_by(Job.state)).all())
-            runs = dict(session.execute(select(IndexedRun.state, func.count()).group_by(IndexedRun.state)).all())
-            unsent = session.scalar(select(func.sum(IndexedRun.unsent))) or 0
-            due = session.scalar(select(func.count()).where(Delivery.due.is_not(None))) or 0
         yield _by("jobs", "Open jobs of the queue.", "state", {state: jobs.get(state, 0) for state in OPEN_STATES})
-        yield _by("runs", "Runs of the index.", "state", runs)
+        unsent = sum(run.unsent for run in self._service.runs.runs.values())
+        yield _by("runs", "Rows of the list.", "state", facets_of(self._service)["states"])
         yield _one("relay_unsent_bytes", "Bytes of journals that tracking servers have not got.", unsent)
-        yield _one("webhooks_waiting", "Messages to webhooks that were not delivered yet.", due)
         yield from self._slots({name for names in taken for name in names})
-        streams, files = self._service.streams.counts
-        yield _one("streams", "Open event streams.", streams)
-        yield _one("followed_files", "Files that are followed for event streams.", files)
+        yield _one("streams", "Open event streams.", self._service.streams.count)
         yield _one("index_age_seconds", "Time since the run folders were looked at.", self._service.runs.age)
 
     def _slots(self, taken: set[str]) -> Iterator[Metric]:

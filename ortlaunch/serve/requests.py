@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ortlaunch.base.secrets import is_secret
+from ortlaunch.compose.overrides import quoted
 from ortlaunch.config.bounds import is_usable
 from ortlaunch.config.meant import meant_key
 from ortlaunch.serve.access import Role
@@ -93,14 +94,6 @@ def word_of(key: str, value: Scalar, *, is_text: bool) -> str:
     if isinstance(value, int | float):
         return f"{key}={value!r}"
     return f"{key}={quoted(value)}" if is_text else f"{key}={value}"
-
-
-def quoted(text: str) -> str:
-    """Returns a text as Hydra's grammar takes it, whatever signs are in it."""
-    # A backslash counts only before a quote or at the end.
-    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
-    ends = len(escaped) - len(escaped.rstrip("\\"))
-    return f"'{escaped}{chr(92) * ends}'"
 
 
 def _of_job(job: str) -> list[Problem]:

@@ -32,7 +32,7 @@ class Service:
     machine: Any = None
     runs: Any = None
     streams: Any = None
-    webhooks: Any = None
+    on_end: Any = None
 
 
 def service_of(request: Request) -> Service:

@@ -46,6 +46,8 @@ class Settings:
     """The name by which the provider knows the service."""
     oidc_claim: str = "preferred_username"
     """The provider's claim that holds the name of the user here."""
+    on_end: str | None = None
+    """A command that is run for each run that ends."""
 
     @cached_property
     def database(self) -> Path:
@@ -66,6 +68,11 @@ class Settings:
     def secrets(self) -> Path:
         """The folder with the secrets of runs; see `ortlaunch.serve.kept`."""
         return self.database.with_name("secrets")
+
+    @property
+    def on_end_file(self) -> Path:
+        """What `on_end` was told."""
+        return self.database.with_name("on-end.json")
 
     @property
     def unix_users(self) -> Path:

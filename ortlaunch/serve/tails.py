@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ortlaunch.run.events import Ended, Event, Measured, Rewound
 from ortlaunch.run.journal import decoded_lines
@@ -36,28 +36,11 @@ class Piece:
     """The file's size."""
 
 
-class Tail(Protocol):
-    """A file that is followed."""
-
-    event: str
-    """The name of its events."""
-
-    def read(self, position: int, until: int | None = None) -> Piece:
-        """Returns what comes after a position. It blocks.
-
-        Args:
-            position: where a piece ended before.
-            until: where another piece ended, which this one does not pass; None for the file's end.
-        """
-
-    def end(self) -> int:
-        """Returns the position of the last whole line's end. It blocks."""
-
-
 class FileTail:
     """One file of a run folder."""
 
     event = ""
+    """The name of its events."""
 
     def __init__(self, run: Run, file: Path, facts: dict[str, Any]) -> None:
         """
@@ -71,7 +54,12 @@ class FileTail:
         self._facts = facts
 
     def read(self, position: int, until: int | None = None) -> Piece:
-        """Returns what comes after a position; see `Tail.read`."""
+        """Returns what comes after a position. It blocks.
+
+        Args:
+            position: where a piece ended before.
+            until: where another piece ended, which this one does not pass; None for the file's end.
+        """
         limit = PIECE_BYTES if until is None else min(PIECE_BYTES, until - position)
         try:
             with open_beneath(self._run.path, self._file) as file:

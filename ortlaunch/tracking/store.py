@@ -1,4 +1,4 @@
-"""Opens an MLflow store with short time-outs and without output."""
+"""Makes and opens an MLflow store, with short time-outs and without output."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ortlaunch.config.tracking_uri import sqlite_path
-from ortlaunch.tracking import sqlite_store
+from ortlaunch.base.locks import exclusive
+from ortlaunch.config.tracking_uri import sqlite_path, sqlite_uri
+from ortlaunch.tracking import sqlite_store, store_template
+from ortlaunch.tracking.sqlite_store import State, look
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -24,6 +27,8 @@ _ENVIRONMENT = {
 }
 _CHATTY = ("mlflow", "alembic", "urllib3")
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+WAIT_SECONDS = 120.0
+"""How long one process waits for another one that makes the store. On a busy machine it takes up to 40 seconds."""
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 """The port of each kind of database server where a URI names none."""
 
@@ -41,7 +46,7 @@ def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
     """
     path = sqlite_path(uri)
     if path is not None:
-        sqlite_store.ensure(path)
+        ensure(path)
     quiet_mlflow()
     os.environ[_TIMEOUT] = str(timeout_seconds)
     _meet_database(uri, timeout_seconds)
@@ -67,6 +72,59 @@ def _meet_database(uri: str, timeout_seconds: int) -> None:
     from mlflow.store.db import utils
 
     utils.MAX_RETRY_COUNT = 1
+
+
+def ensure(path: Path) -> None:
+    """Makes the store if there is none. Several processes may do so at once; all of them get the same store.
+
+    Raises:
+        RequestError: the store is half made or outdated.
+        OSError: the store cannot be made.
+        sqlite3.Error: as `sqlite_store.look` does.
+        TimeoutError: another process has been making it for `WAIT_SECONDS`.
+    """
+    if look(path).state is State.ABSENT:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(path.with_name(f".{path.name}.lock"), WAIT_SECONDS) as held:
+            if not held:
+                raise TimeoutError(f"another process has been making {path} for {WAIT_SECONDS:.0f} s")
+            if look(path).state is State.ABSENT:
+                _make(path)
+    sqlite_store.check(path)
+
+
+def _make(path: Path) -> None:
+    """Makes a store under another name, as a copy of the template where one fits, and gives it its own name."""
+    new = path.with_name(f".{path.name}.new")
+    revision = sqlite_store.newest()
+    # What a process left that was ended while it made the store.
+    _remove(new)
+    try:
+        if revision is None or not store_template.copy_to(new, revision):
+            _remove(new)
+            _migrate(new)
+            if revision is not None:
+                store_template.keep(new, revision)
+        os.replace(new, path)
+    finally:
+        _remove(new)
+
+
+def _migrate(path: Path) -> None:
+    """Lets MLflow make a store that no other process knows of."""
+    quiet_mlflow()
+    if "'" in str(Path.cwd()):
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        # MLflow writes this folder into a statement of SQL as it is. As a URI it holds no quotation mark.
+        SqlAlchemyStore(sqlite_uri(path).replace("sqlite:", "sqlite+pysqlite:", 1), (Path.cwd() / "mlruns").as_uri())
+    connect(sqlite_uri(path))
+
+
+def _remove(path: Path) -> None:
+    """Removes a database and the files that SQLite keeps beside it."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def quiet_mlflow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from ortlaunch.config.scores import wanted
 from ortlaunch.data.batch import cloned, moved
 from ortlaunch.data.holdout import HeldOut
 from ortlaunch.data.loader import Loader
+from ortlaunch.data.sources.chat import ChatConfig
+from ortlaunch.models.apart import check_apart
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.items import Items
+from ortlaunch.models.lora import base_digest
 from ortlaunch.models.task import Task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
@@ -57,6 +61,8 @@ class Built:
     buffers: OwnBuffers
     shapes: dict[str, list[int]]
     """Shape of each parameter and buffer, by name."""
+    base: str
+    """A hash of the weights that no checkpoint holds; empty where all weights are trained."""
     reading: dict[str, Any]
     """The keys that a position in a stream depends on; see `resume.reading_of`."""
     items: Items | None
@@ -90,10 +96,12 @@ def build(session: Session, startup: dict[str, float]) -> Built:
     session.set_duration(in_steps(session.config, loader, batches.peek(1)[0], workers))
     config = session.config
     model, shapes, buffers = build_model(session, loader)
+    base = "" if config.adapter.trains_all else base_digest(model)
+    resume.check_base(session.start, base)
     check_state(session, model)
     task, flops = first_forward(session, model, loader, batches)
     held_out = [] if config.train.eval_every is None else loader.held_out(config.train.eval_samples)
-    scores, names = _scores(config, workers, model, task, held_out)
+    scores, names = _scores(config, workers, model, task, held_out, loader.metrics)
     with task.kept():
         items = counted_items(session, model, task, batches, labels_vary=loader.labels_vary)
     session.engine = wrap(model, config, workers, task, session.run.path)
@@ -110,7 +118,7 @@ def build(session: Session, startup: dict[str, float]) -> Built:
         rng.restore(session.start.own["rng"])
     task.load_state(session.start.own.get("step", {}))
     return Built(
-        loader, batches, model, buffers, shapes, reading, items, flops, held_out, scores, names, backend, startup
+        loader, batches, model, buffers, shapes, base, reading, items, flops, held_out, scores, names, backend, startup
     )
 
 
@@ -140,7 +148,7 @@ def build_model(session: Session, loader: Loader) -> tuple[torch.nn.Module, dict
     resume.check_model(start, shapes)
     buffers = OwnBuffers(model, shapes)
     resume.check_buffers(start, buffers.shapes)
-    if config.model.weights is not None and start.path is None:
+    if config.model.weights is not None and start.path is None and config.adapter.trains_all:
         load_weights(model, Path(config.model.weights))
     check_vocabulary(model, loader.vocab_size)
     return model, shapes, buffers
@@ -168,17 +176,29 @@ def first_forward(
         ranges.check(session.config, loader)
         raise
     ranges.check(session.config, loader)
+    if isinstance(session.config.data, ChatConfig) and session.config.data.packing:
+        check_apart(model, task, first)
     return task, flops
 
 
 def _scores(
-    config: Config, workers: Workers, model: torch.nn.Module, task: Task, held_out: list[HeldOut]
+    config: Config,
+    workers: Workers,
+    model: torch.nn.Module,
+    task: Task,
+    held_out: list[HeldOut],
+    usual: tuple[str, ...],
 ) -> tuple[Scores, list[str]]:
-    """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation."""
-    if not held_out or not (config.eval.metrics or config.eval.step or config.train.step):
+    """The metrics, tried with a held-out batch, and the names of the further numbers of an evaluation.
+
+    Those that are `usual` for the data are computed where torchmetrics is installed.
+    """
+    has_own = config.eval.step or config.train.step
+    metrics = config.eval.metrics or ([] if has_own or find_spec("torchmetrics") is None else list(usual))
+    if not held_out or not (metrics or has_own):
         return no_scores()
     first = first_result(model, task, held_out[0].batch)
-    return scores_of(wanted(config.eval.metrics), first, workers, of_model=config.eval.step is None)
+    return scores_of(wanted(metrics), first, workers, of_model=config.eval.step is None)
 
 
 def _restore(session: Session, path: Path, model: torch.nn.Module, buffers: OwnBuffers, batches: Lookahead) -> None:

@@ -69,5 +69,8 @@ def _fitting(model: torch.nn.Module, task: Task, batches: Lookahead, labels_vary
     if samples(first) < 2:
         first = joined(*batches.peek(2))
         if first is None:
+            # Samples of different lengths, which the data knows how to put together.
+            first = batches.loader.first_samples(2)
+        if first is None:
             return set()
     return fitting_rules(model, task, first, labels_vary=labels_vary)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Result, Task, weighed, with_gradient
 from ortlaunch.trainer.checkpoint.host import HostMemory
@@ -33,6 +34,9 @@ class Engine(ABC):
     """How it is called, and how its loss is found."""
     sends_buffers: bool = False
     """Whether all workers take the first one's buffers before a step. Otherwise each worker has its own."""
+    counts_micro_batches: bool = False
+    """Whether the trainer itself counts the micro-batches of a step. Their gradients can then be neither dropped nor
+    added to, and there is one model."""
     guard: Guard
     """Keeps losses and gradients that are not finite out of the weights."""
     forward_done: Callable[[], None] = staticmethod(lambda: None)
@@ -104,6 +108,20 @@ class Engine(ABC):
         """Puts the model into evaluation mode without gradients, and each module back into its own mode afterwards."""
         with evaluation(self.inner), torch.no_grad():
             yield
+
+    def hold(self, weights: set[torch.nn.Parameter], where: str) -> None:
+        """Keeps these weights and their optimizer state as they are from the next step on, and no others.
+
+        Args:
+            weights: the same on all workers.
+            where: the key that asks for it, for messages.
+
+        Raises:
+            RequestError: the engine updates all weights at once.
+        """
+        raise RequestError(
+            f"{where}: DeepSpeed updates all weights at once: use trainer=ddp or fsdp to freeze some for a time"
+        )
 
     def check_agreement(self) -> None:
         """Refuses weights that workers have moved by others' gradients, before they are logged, evaluated or saved.

@@ -24,7 +24,8 @@ class Mean:
 
     def add(self, result: Result) -> None:
         """Takes a micro-batch."""
-        self._loss += result.loss
+        # Not in place: a script may train in fp64.
+        self._loss = self._loss + result.loss
         for name, value in result.values.items():
             self._values[name] = self._values.get(name, 0.0) + value
 

@@ -257,12 +257,16 @@ def _numbers(model: nn.Module, cfg: OptimizerConfig) -> dict[nn.Parameter, int |
 
 
 @contextlib.contextmanager
-def settings_kept(optimizer: Optimizer, scheduler: LambdaLR) -> Iterator[None]:
+def settings_kept(optimizer: Optimizer, scheduler: LambdaLR | None) -> Iterator[None]:
     """Keeps the settings of this run while the state of both is loaded from a checkpoint.
 
     A checkpoint also holds the settings of the run that wrote it: the peak of the learning rate and its present value,
-    weight decay, and the kernel. With them, the keys that a resume changes would have no effect.
+    weight decay, and the kernel. With them, the keys that a resume changes would have no effect. Without a schedule of
+    the run's own, the optimizer is a script's, which has no keys.
     """
+    if scheduler is None:
+        yield
+        return
     from ortlaunch.trainer.own_optimizers import parts_of
 
     # torch's own optimizers change nothing in their groups. Others may keep state there, as Prodigy does.

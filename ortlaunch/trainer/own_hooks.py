@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +15,7 @@ from ortlaunch.base.own_code import place_of
 from ortlaunch.base.targets import check_arguments, load_target, with_arguments
 from ortlaunch.data.batch import Batch
 from ortlaunch.data.reading import check_state
+from ortlaunch.models.unwrapped import unwrapped
 from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.session import Session
 
@@ -27,8 +30,11 @@ class HookedRun:
         rank: this worker's number.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, where: str, *, everywhere: bool) -> None:
         self._session = session
+        self._where = where
+        self._everywhere = everywhere
+        self._frozen: set[torch.nn.Parameter] = set()
         self.folder: Path = session.run.path
         self.rank: int = session.workers.rank
 
@@ -71,6 +77,38 @@ class HookedRun:
         """
         self._keep(name, lambda path: _picture(image).save(path))
 
+    def freeze(self, match: str) -> None:
+        """Keeps the weights whose names match, such as ``layers.0.*``, as they are from the next step on.
+
+        Their gradients are still computed, so that any worker may train them again. A resumed run freezes nothing by
+        itself: call it in `start` again.
+
+        Raises:
+            RequestError: nothing matches, the hook is not everywhere, or DeepSpeed updates the weights.
+        """
+        self._hold(self._frozen | self._matching(match))
+
+    def unfreeze(self, match: str) -> None:
+        """Trains the weights whose names match from the next step on; errors are those of `freeze`."""
+        self._hold(self._frozen - self._matching(match))
+
+    def _hold(self, frozen: set[torch.nn.Parameter]) -> None:
+        if not self._everywhere and self._session.workers.world_size > 1:
+            raise RequestError(
+                f"{self._where}: write everywhere = True into it: all workers must freeze the same weights"
+            )
+        self._session.engine.hold(frozen, self._where)
+        self._frozen = frozen
+
+    def _matching(self, match: str) -> set[torch.nn.Parameter]:
+        named = dict(unwrapped(self.model).named_parameters(remove_duplicate=False))
+        found = {named[name] for name in fnmatch.filter(named, match)}
+        if not found:
+            raise RequestError(
+                f"{self._where}: no parameter's name matches {match}: the names are {', '.join(list(named)[:5])} …"
+            )
+        return found
+
     def stop(self) -> None:
         """Ends the run at one of the next steps, with a checkpoint from which it can be resumed."""
         self._session.ask_to_stop()
@@ -101,7 +139,7 @@ class OwnHook(Hook):
         self._hook = hook
         self._where = where
         self._session = session
-        self._run = HookedRun(session)
+        self._run = HookedRun(session, where, everywhere=getattr(hook, "everywhere", False))
 
     def start(self) -> None:
         self._call("start")
@@ -142,7 +180,7 @@ def own_hooks(entries: list[Any], session: Session, stored: Mapping[str, Any]) -
     Args:
         entries: ``train.hooks``.
         session: the run.
-        stored: the state of each hook by its target; empty without a checkpoint.
+        stored: the state of each hook by its target, that of a second one by ``TARGET#2``; empty without a checkpoint.
 
     Returns:
         The hooks, and the objects by their targets, whose state goes into checkpoints.
@@ -150,7 +188,9 @@ def own_hooks(entries: list[Any], session: Session, stored: Mapping[str, Any]) -
     Raises:
         RequestError: there is no such class, or it has none of the methods.
     """
-    hooks, objects = [], {}
+    hooks: list[OwnHook] = []
+    objects: dict[str, Any] = {}
+    times: Counter[str] = Counter()
     for entry in entries:
         target, arguments = with_arguments(entry, "train.hooks", "target")
         where = f"train.hooks={target}"
@@ -159,13 +199,15 @@ def own_hooks(entries: list[Any], session: Session, stored: Mapping[str, Any]) -
         if not (session.workers.is_first or getattr(found, "everywhere", False)):
             continue
         hook = found(**arguments)
+        times[target] += 1
+        place = target if times[target] == 1 else f"{target}#{times[target]}"
         if not any(callable(getattr(hook, name, None)) for name in _METHODS):
             raise RequestError(f"{where}: it has none of the methods {', '.join(_METHODS)}")
         if hasattr(hook, "state_dict"):
             check_state(hook.state_dict(), where)
-        if target in stored and hasattr(hook, "load_state_dict"):
-            hook.load_state_dict(stored[target])
-        objects[target] = hook
+        if place in stored and hasattr(hook, "load_state_dict"):
+            hook.load_state_dict(stored[place])
+        objects[place] = hook
         hooks.append(OwnHook(hook, where, session))
     return hooks, objects
 

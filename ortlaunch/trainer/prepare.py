@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,13 +11,14 @@ import torch.distributed as dist
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import place_of
 from ortlaunch.config.load import first_line
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, LoraConfig
 from ortlaunch.data.batch import described, ids, moved
 from ortlaunch.data.loader import Loader, build_loader
 from ortlaunch.data.position import Position
 from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_model
+from ortlaunch.models.lora import add_lora
 from ortlaunch.models.own_step import make_step
 from ortlaunch.models.registry import construct
 from ortlaunch.models.strides import close_gaps
@@ -25,6 +27,7 @@ from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.optimizers import freeze
 from ortlaunch.trainer.ranges import out_of_range
 from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.weights import load_weights
 from ortlaunch.trainer.workers import Workers, values_of_all
 
 _NO_COLLECTIVE = "No backend type associated with device type cpu"
@@ -59,13 +62,18 @@ def open_loader(
 def construct_seeded(config: Config) -> torch.nn.Module:
     """What the model's builder returns, not yet checked, with the weights that ``seed`` gives on every worker.
 
-    Weights that ``optimizer.groups`` freezes need no gradient.
+    Weights that ``optimizer.groups`` freezes need no gradient, and none but an adapter's where there is one.
 
     Raises:
         RequestError: for an unknown model, target, import or parameter, or for groups that do not suit the model.
     """
     seed_everything(config.seed)
     model = construct(config.model)
+    if isinstance(config.adapter, LoraConfig) and isinstance(model, torch.nn.Module):
+        # An adapter hides the names of the weights that it is beside.
+        if config.model.weights is not None:
+            load_weights(model, Path(config.model.weights))
+        add_lora(model, config.adapter)
     if config.optimizer.groups and isinstance(model, torch.nn.Module):
         freeze(model, config.optimizer)
     return model

@@ -16,7 +16,7 @@ from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.own_code import is_users
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config, TokenDataConfig
-from ortlaunch.data.batch import named
+from ortlaunch.data.batch import IDS, LABELS, named
 from ortlaunch.data.loader import Loader
 from ortlaunch.models.task import Batch
 
@@ -72,7 +72,9 @@ class Ranges(TorchFunctionMode):
         """
         for name, (what, count) in self._known.items():
             given = loader.num_classes if what == _LOSS and loader.num_classes is not None else loader.vocab_size
-            if given is not None and given > count:
+            # Positions and types of tokens are embedded too.
+            of_data = name.rpartition(".")[2] in (IDS, LABELS)
+            if of_data and given is not None and given > count:
                 things = "classes" if given is loader.num_classes else "token ids"
                 numbers = f"the data has {given} {things} and the model's {what} knows {count}"
                 raise RequestError(f"{numbers}: {_remedy(config, count, given)}")

@@ -235,8 +235,8 @@ class Recorder:
             self._names = sorted(set().union(*everyone))
         if unknown := values.keys() - set(self._names):
             raise RequestError(
-                f"train.step returned the value {min(unknown)}, which no worker had at the first step: return the same "
-                "names from the beginning"
+                f"the value {min(unknown)} of train.step or run.log was there on no worker at the first step: give the "
+                "same names from the beginning"
             )
         return [values.get(name, math.nan) for name in self._names]
 

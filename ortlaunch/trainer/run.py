@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ortlaunch.base.secrets import without_secrets
@@ -77,7 +78,9 @@ def begin(session: Session, startup: dict[str, float]) -> tuple[Built, Hooks, Ev
     evaluation = _evaluation(session, built, recorder, hooks)
     leave_behind(session.start, session.workers, session.control)
     if session.journal is not None:
-        _journal_start(session, built, session.journal)
+        data, loader = session.config.data, built.loader
+        origin = without_secrets(loader.origin)
+        journal_start(session, data.name, loader.fingerprint, origin, session.journal, loader.notes)
     session.begin(built, Feed(built.batches, session.workers.device, _weights(session, built)), recorder)
     return built, hooks, evaluation
 
@@ -130,12 +133,22 @@ def _weights(session: Session, built: Built) -> Weights | None:
     return Weights(built.items, None if session.workers.world_size == 1 else separate_group(session.config))
 
 
-def _journal_start(session: Session, built: Built, journal: Journal) -> None:
-    """Records the data and the machines, and where this attempt starts if it continues a run."""
+def journal_start(
+    session: Session, data: str, fingerprint: str, origin: str, journal: Journal, notes: Sequence[str] = ()
+) -> None:
+    """Records the data and the machines, and where this attempt starts if it continues a run.
+
+    Args:
+        session: this worker's run.
+        data: what the data is called.
+        fingerprint: a text by which it is known again.
+        origin: where it comes from.
+        journal: the run's journal.
+        notes: what the data has to say.
+    """
     start, run = session.start, session.run
-    fingerprint = built.loader.fingerprint
     tags = {"ortlaunch.data_fingerprint": fingerprint}
-    for note in start.notes:
+    for note in (*start.notes, *notes):
         print(f"warning: {note}", flush=True)
     if session.attempt:
         tags["ortlaunch.restarts"] = str(session.attempt)
@@ -149,7 +162,7 @@ def _journal_start(session: Session, built: Built, journal: Journal) -> None:
     if start.path is not None or session.attempt or run.state().step:
         journal.rewind(start.step, f"goes on from {start.path}" if start.path else "starts from the beginning")
     session.system.journal(journal, run.path, ARTIFACT_FOLDER)
-    journal.dataset(session.config.data.name, fingerprint, without_secrets(built.loader.origin))
+    journal.dataset(data, fingerprint, origin)
 
 
 def _write_results(session: Session, built: Built) -> None:
@@ -162,7 +175,7 @@ def _write_results(session: Session, built: Built) -> None:
             # All workers take part, and the first one gets the weights.
             weights = session.engine.weights()
             if session.workers.is_first:
-                save_weights(weights, built.model, run.weights)
+                save_weights(weights, built.model, run.weights, adapter_only=not session.config.adapter.trains_all)
         if session.workers.is_first:
             run.note_done(session.last_step)
     elif journal is not None:

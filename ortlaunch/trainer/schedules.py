@@ -154,6 +154,14 @@ def build_scheduler(optimizer: Optimizer, cfg: SchedulerConfig, steps: int) -> L
     return LambdaLR(optimizer, lambda done: cfg.factor(min(done, steps - 1), steps))
 
 
-def current_factor(scheduler: LambdaLR) -> float:
-    """The factor of the peak learning rate in the next step."""
-    return float(scheduler.lr_lambdas[0](scheduler.last_epoch))
+def rate_of(optimizer: Optimizer, scheduler: LambdaLR | None, peak: float) -> float:
+    """The learning rate of the next step.
+
+    Args:
+        optimizer: the optimizer.
+        scheduler: its schedule; None where a script changes the rate itself.
+        peak: the rate that the schedule multiplies.
+    """
+    if scheduler is None:
+        return float(optimizer.param_groups[0]["lr"])
+    return peak * float(scheduler.lr_lambdas[0](scheduler.last_epoch))

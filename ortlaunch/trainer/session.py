@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,8 +17,10 @@ from ortlaunch.data.batch import Batch
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import FIRST_STEP, STEPS_TAG
+from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.checkpoint import resume, rng
+from ortlaunch.trainer.checkpoint.own_buffers import OwnBuffers
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Feed, Micro
@@ -30,8 +32,55 @@ from ortlaunch.trainer.system_info import SystemInfo
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.workers import Workers, separate_group, set_time_limits
 
-if TYPE_CHECKING:
-    from ortlaunch.trainer.build import Built
+SCRIPT = "script"
+"""In a worker's file of a checkpoint: what a script keeps of its own."""
+
+
+class Data(Protocol):
+    """Where micro-batches come from."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text by which the data is known again."""
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples there are to train on; None for a stream."""
+
+    def close(self) -> None:
+        """Ends its processes."""
+
+
+class Trained(Protocol):
+    """What a session trains, beside its engine, as far as it saves and journals it."""
+
+    @property
+    def loader(self) -> Data:
+        """The data."""
+
+    @property
+    def buffers(self) -> OwnBuffers:
+        """The model's buffers, as they were built."""
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """Shape of each parameter and buffer, by name."""
+
+    @property
+    def base(self) -> str:
+        """Digest of the weights under an adapter, which checkpoints leave out; empty without one."""
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What a position in a stream depends on; see `resume.reading_of`."""
+
+    @property
+    def backend(self) -> BackendRun:
+        """What acts for the backend."""
+
+    @property
+    def startup(self) -> dict[str, float]:
+        """Start-up times so far, by metric name."""
 
 
 class Session:
@@ -62,7 +111,7 @@ class Session:
     engine: Engine
     recorder: Recorder
     batch: Batch
-    _built: Built
+    _built: Trained
     _feed: Feed
     _saver: Saver
     _stop: StopRequests
@@ -119,7 +168,7 @@ class Session:
         if self.start.path is not None:
             store.check_steps(self.start.path, config.train.steps)
 
-    def begin(self, built: Built, feed: Feed, recorder: Recorder) -> None:
+    def begin(self, built: Trained, feed: Feed, recorder: Recorder) -> None:
         """Gets ready for the first step, from which on a request to stop is followed; all workers call it.
 
         Args:
@@ -245,8 +294,13 @@ class Session:
         # All workers have skipped the steps whose numbers were not finite; the next log step will end the run.
         return not bad_gradients
 
-    def save(self, step: int) -> None:
-        """Copies the state, and begins to write the checkpoint; all workers call it."""
+    def save(self, step: int, of_script: dict[str, Any] | None = None) -> None:
+        """Copies the state, and begins to write the checkpoint; all workers call it.
+
+        Args:
+            step: the step that has ended.
+            of_script: what a script keeps of its own on this worker, as plain values and tensors that nothing changes.
+        """
         begin, cfg = time.perf_counter(), self.config.train
         # In fp16 only this worker knows of its loss, since gradients that are not finite are usual there.
         refusal = f"its loss was not finite at step {self._bad_loss}" if self._bad_loss else ""
@@ -255,7 +309,7 @@ class Session:
         # Captured before the snapshot, which may draw random numbers.
         position = self._feed.position
         own = {"position": {**position.as_dict(), "states": position.states}, "rng": rng.capture()}
-        own |= {"step": self.engine.task.state(), "hooks": _states(self.own)}
+        own |= {"step": self.engine.task.state(), "hooks": _states(self.own), SCRIPT: of_script or {}}
         is_last = self.stopped_at is not None or step == self.last_step
         # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
         shared = is_last or not cfg.checkpoint_async
@@ -330,6 +384,7 @@ class Session:
             "mlflow_run_id": self.run.mlflow_run_id(),
             "time": time.time(),
             "shapes": self._built.shapes,
+            "base": self._built.base,
         }
 
     def _evaluated(self) -> dict[str, Any]:

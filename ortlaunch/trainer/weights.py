@@ -12,6 +12,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, load_json
+from ortlaunch.models.lora import save_lora
 from ortlaunch.run.checkpoints import set_aside
 from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
@@ -58,19 +59,24 @@ def fill_names(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> dict
     return weights | further
 
 
-def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folder: Path) -> None:
-    """Writes weights; those of a model of transformers such that `from_pretrained` loads them.
+def save_weights(
+    weights: dict[str, torch.Tensor], model: torch.nn.Module, folder: Path, *, adapter_only: bool = False
+) -> None:
+    """Writes weights; those of a model of transformers, or of an adapter, such that `from_pretrained` loads them.
 
     Args:
         weights: every weight and buffer by its plain name, in host memory.
         model: the plain model that they belong to; its own weights are not read.
         folder: where to write; an existing folder is replaced when the new one is complete. One that holds other
             files, which a user has put there, is renamed.
+        adapter_only: write what `ortlaunch.models.lora` has added to the model, as peft's.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if _is_of_transformers(model):
+    if adapter_only:
+        save_lora(weights, model, partial)
+    elif _is_of_transformers(model):
         _save_pretrained(model, weights, partial)
     else:
         from safetensors.torch import save_file

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ def join(config: Config, device: Device) -> Workers:
         RequestError: CUDA is asked for and this torch has none.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    threads = int(os.environ["OMP_NUM_THREADS"])
+    threads = _threads()
     here = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")), threads)
     timeout = timedelta(seconds=config.trainer.timeout_seconds)
     dist.init_process_group(
@@ -71,6 +71,40 @@ def join(config: Config, device: Device) -> Workers:
         device_id=here if device is Device.cuda else None,
     )
     return Workers(rank, world_size, here, threads)
+
+
+def join_or_alone(config: Config, device: Device) -> Workers:
+    """Joins as `join` does; a script may have joined already, or be its only worker.
+
+    Raises:
+        RequestError: CUDA is asked for and this torch has none.
+    """
+    if not dist.is_initialized():
+        if "RANK" in os.environ:
+            return join(config, device)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if device is Device.cuda else "gloo", store=store, rank=0, world_size=1)
+    threads = _threads()
+    here = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")), threads)
+    return Workers(dist.get_rank(), dist.get_world_size(), here, threads)
+
+
+def kept_store() -> Any:
+    """torchrun's store, which outlives the workers that it starts again; None for workers that it has not started."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    store = _get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _threads() -> int:
+    """This worker's share of the cores, as its launcher has set it."""
+    return int(os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads())
 
 
 def _store_of_attempt(seconds: float) -> PrefixStore:

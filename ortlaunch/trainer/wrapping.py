@@ -29,8 +29,18 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
 
 
-def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
-    """Wraps a plain model in the only order that works: the backend, then the trainer around it."""
+def wrap(
+    model: torch.nn.Module,
+    config: Config,
+    workers: Workers,
+    task: Task,
+    run_dir: Path,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Engine:
+    """Wraps a plain model in the only order that works: the backend, then the trainer around it.
+
+    With an optimizer, which a script has made for the model, that one is used in place of the configured one.
+    """
     trainer = trainer_of(config.trainer)
     inner = wrap_backend(
         model if trainer.places_model else model.to(workers.device),
@@ -41,7 +51,7 @@ def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, r
         zero_stage=trainer.zero_stage(config.trainer),
         train=config.train,
     )
-    return wrap_trainer(inner, config, workers, task)
+    return wrap_trainer(inner, config, workers, task, optimizer)
 
 
 def wrap_backend(
@@ -99,12 +109,18 @@ def _check_compiles(model: torch.nn.Module) -> None:
         )
 
 
-def wrap_trainer(inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> Engine:
-    """Puts the trainer around what `wrap_backend` returned.
+def wrap_trainer(
+    inner: torch.nn.Module,
+    config: Config,
+    workers: Workers,
+    task: Task,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Engine:
+    """Puts the trainer around what `wrap_backend` returned; the arguments are those of `wrap`.
 
     Raises:
         RequestError: the module contains a DataParallel.
     """
     reject_data_parallel(inner)
-    engine: Engine = loaded(trainer_of(config.trainer).engine)(inner, config, workers, task)
+    engine: Engine = loaded(trainer_of(config.trainer).engine)(inner, config, workers, task, optimizer)
     return engine

@@ -12,7 +12,10 @@ from ortlaunch.config.schema import GROUPS
 from ortlaunch.models.registry import available
 from ortlaunch.tracking import trackers
 
-_GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
+_GROUPS = (
+    *("model", "adapter", "data", "backend", "trainer", "optimizer", "scheduler"),
+    *("launcher", "tracking", "profile"),
+)
 
 _TEMPLATE = """\
 ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, recorded in MLflow

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         raise RequestError("--: no script follows: ortlaunch [KEY=VALUE ...] -- train.py ARGUMENTS")
     words, after = _split_after(before)
     if script is not None:
-        _check_keys(words)
+        words = _of_script(words)
     try:
         return _Launches(arguments, words, after, script).run()
     finally:
@@ -154,10 +154,16 @@ class _Launches:
         return self._multirun.take(config, task.overrides, reason)
 
 
-def _check_keys(words: list[str]) -> None:
-    """Refuses keys of ortlaunch's own loop beside a script, which has a loop of its own."""
+def _of_script(words: list[str]) -> list[str]:
+    """The words beside a script, with those of `ortlaunch.attach()` as the run keeps them.
+
+    Raises:
+        RequestError: a key belongs to ortlaunch's own loop, in whose place a script has its own.
+    """
+    from ortlaunch.compose.attached import is_for_attach, kept
     from ortlaunch.config.schema import Config, RunConfig
 
+    words = [kept(word) if is_for_attach(word) else word for word in words]
     of_loop = Config.__dataclass_fields__.keys() - RunConfig.__dataclass_fields__.keys()
     for word in words:
         key = word.lstrip("+~").partition("=")[0].partition(".")[0]
@@ -165,6 +171,7 @@ def _check_keys(words: list[str]) -> None:
             raise RequestError(
                 f"{word}: {key} is a key of ortlaunch's own loop: give the script what it takes, after --"
             )
+    return words
 
 
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:

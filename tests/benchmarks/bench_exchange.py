@@ -1,4 +1,4 @@
-"""What exchanging gradients through shared memory brings over gloo, on the CPU of one machine: ``make bench-exchange``.
+"""What exchanging gradients through shared memory brings over gloo, on a CPU: ``make bench NAME=exchange``.
 
 First sums of some sizes by two workers, both ways in turns in the same processes. Then whole runs in turns, with
 ``trainer.shared_memory=true`` and ``false``: the ratio of their tokens (images) per second within a round.

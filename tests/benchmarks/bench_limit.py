@@ -1,4 +1,4 @@
-"""What share of this machine's arithmetic a run uses, under eager, torch.compile and ORT: ``make bench-limit``.
+"""What share of this machine's arithmetic a run uses, under eager, torch.compile and ORT: ``make bench NAME=limit``.
 
 The share is a run's model FLOP/s over the rate of a matrix product on as many threads as its workers have together.
 FLOP/s are the operations that ortlaunch counts for forward and backward (`ortlaunch.metrics.flops`), over the median

@@ -1,4 +1,4 @@
-"""Step time of ORT over that of eager and of torch.compile, on this machine, in one run: ``make bench-ort``.
+"""Step time of ORT over that of eager and of torch.compile, on this machine, in one run: ``make bench NAME=ort``.
 
 Runs ``ortlaunch`` itself with its defaults and two workers, the backends in turn, so that a machine whose speed drifts
 slows all. A figure below 1 means that ORT is faster. Each round gives a ratio of median step times; printed are the

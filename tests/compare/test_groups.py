@@ -206,6 +206,7 @@ def test_what_follows_from_the_choice_of_an_option_is_no_difference() -> None:
         ({"tags": {"ortlaunch.git_commit": "b" * 40}}, ["commit", "aaaaaaaaaaaa:", "run-1 (bbbbbbbbbbbb)"]),
         ({"status": "FAILED"}, ["not finished", "run-1 (00000001) FAILED"]),
         ({"tags": {"ortlaunch.throttled": "true"}}, ["throttled", "run-1"]),
+        ({"tags": {"ortlaunch.exchanged_nothing": "no group"}}, ["exchanged nothing", "run-1", "no group"]),
         ({"tags": {"ortlaunch.git_dirty": "true"}}, ["in no commit", "run-1"]),
         ({"other_cpu_percent": 35.0}, ["other processes", "10 %", "run-1 (00000001) 35 %"]),
         ({"steady_windows": 2.0}, ["fewer than 5 steady windows", "run-1 (00000001) 2"]),

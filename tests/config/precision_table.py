@@ -1,14 +1,13 @@
-"""The tables of docs/precision.md, made of the rules: ``python -m tests.config.precision_table`` writes them."""
+"""The tables of docs/precision.md, made of the rules when the site is built: a hook of mkdocs (mkdocs.yml)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from ortlaunch.config.precisions import BACKENDS, TRAINERS, Cell
 from ortlaunch.config.schema import Device, Precision
 
-PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
-BEGIN, END = "<!-- made of the rules: make docs-precision -->\n", "<!-- end -->\n"
+PLACE = "<!-- the tables, made of the rules when the site is built -->\n"
 TITLES = {Device.cpu: "On the CPU", Device.cuda: "On CUDA"}
 ACCEPTED = {Device.cpu: "tested", Device.cuda: "accepted"}
 
@@ -41,11 +40,6 @@ def _word(cell: Cell, reasons: list[str]) -> str:
     return f"refused ({reasons.index(cell.refusal) + 1})"
 
 
-def page_with(text: str, tables: str) -> str:
-    """The page with these tables in place of those it has."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + tables + END + rest.partition(END)[2]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page_with(PAGE.read_text(), table()))
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Puts the tables into the page that has a place for them."""
+    return markdown.replace(PLACE, table()) if PLACE in markdown else markdown

@@ -1,4 +1,4 @@
-"""docs/reference.md, made of the schema: ``python -m tests.config.reference`` writes it (make docs-reference)."""
+"""The page of all keys, made of the schema when the site is built: a hook of mkdocs (mkdocs.yml)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 from omegaconf import MISSING
 
 from ortlaunch.config import schema
@@ -20,15 +21,13 @@ from ortlaunch.config.paths import conf_dir, headline
 from ortlaunch.serve.texts import texts_of
 from ortlaunch.tracking import trackers
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _INTRO = """\
 # Every key
 
-Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedules, by
-`make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
-`KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
-`null` removes a value. A number is finite, and within
-the bounds beside its type. Where a key belongs to one option of a group, the option has to be chosen first:
+Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedules.
+`ortlaunch --cfg job` prints a composed configuration; `KEY=VALUE` changes it, and what is wrong in it is refused before
+anything starts. A key is typed as it stands here; `null` removes a value. A number is finite, and within the bounds
+beside its type. Where a key belongs to one option of a group, the option has to be chosen first:
 `trainer=deepspeed trainer.zero_stage=2`.
 """
 
@@ -143,5 +142,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page())
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the page to those of docs/."""
+    files.append(File.generated(config, "reference.md", content=page()))
+    return files

@@ -167,7 +167,7 @@ def test_the_default_is_said_and_recorded(tmp_path, capfd, monkeypatch: pytest.M
 @pytest.mark.usefixtures("no_ort")
 def test_doctor_says_what_this_python_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "_version", lambda _: None)
-    for version, level, mend in [((3, 11), Level.warning, "pip install 'ortlaunch[cpu]'"), ((3, 13), Level.ok, None)]:
+    for version, level, mend in [((3, 11), Level.warning, "pip install 'ortlaunch[ort]'"), ((3, 13), Level.ok, None)]:
         monkeypatch.setattr(sys, "version_info", (*version, 1, "final", 0))
         (python,), (ort,) = stack.python(), stack.packages()
         assert python.level is Level.ok

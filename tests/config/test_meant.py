@@ -27,7 +27,8 @@ ELSEWHERE = {
     "adam_beta1=optimizer.beta1 adam_beta2=optimizer.beta2 adam_epsilon=optimizer.eps report_to=tracking "
     "resume_from_checkpoint=train.resume torch_compile=backend=compile ddp_timeout=trainer.timeout_seconds "
     "ddp_bucket_cap_mb=trainer.bucket_cap_mb ddp_find_unused_parameters=trainer.find_unused_parameters "
-    "model_name_or_path=model.params.pretrained full_determinism=train.deterministic use_cpu=device=cpu",
+    "model_name_or_path=model.params.pretrained full_determinism=train.deterministic use_cpu=device=cpu "
+    "lora_alpha=adapter.alpha target_modules=adapter.targets",
     "Lightning": "max_epochs=train.epochs accumulate_grad_batches=train.grad_accumulation "
     "devices=launcher.workers_per_node "
     "num_nodes=launcher.nodes precision=train.precision gradient_clip_val=train.clip_grad_norm strategy=trainer "
@@ -58,7 +59,7 @@ ELSEWHERE = {
 }
 """What users of other tools type, and the key that they mean; written without a look at the table of synonyms."""
 ABSENT = (
-    *("dropout", "hidden_size", "foo", "train.foo", "train.shuffle", "early_stopping", "label_smoothing"),
+    *("hidden_size", "foo", "train.foo", "train.shuffle", "early_stopping", "label_smoothing"),
     *("tensor_parallel", "wandb", "optimizer.nesterov", "trainer.fsdp", "launcher.hostfile", "data.pin_memory"),
     *(
         "data.prefetch",

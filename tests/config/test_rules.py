@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_a_run_that_would_end_before_the_checkpoint_that_it_resumes_from_is_refu
     resume = f"train.resume={tmp_path / named}"
     assert f"{checkpoint} was written after step 8, and train.steps=7 is less" in refusal(resume, "train.steps=7")
     check(config(resume, "train.steps=8"))
+
+
+@pytest.mark.parametrize(
+    ("word", "package", "extra"),
+    [
+        ("trainer=deepspeed", "deepspeed", "deepspeed"),
+        ("data=hf", "datasets", "hf"),
+        ("eval.metrics=[accuracy]", "torchmetrics", "metrics"),
+    ],
+)
+def test_what_is_not_installed_is_refused_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, word: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = (word, "backend=eager", "train.eval_every=2", *(["data.path=team/texts"] if package == "datasets" else []))
+    assert f"needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'" in refusal(*words)
+    # A container has an environment of its own.
+    check(config(*words, "launcher=slurm", "launcher.container.image=team.sqsh"))
 
 
 def test_the_default_configuration_is_accepted() -> None:

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import zipfile
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -90,24 +89,6 @@ def test_what_is_copied_exists_and_gets_into_the_build(path: Path) -> None:
     built_from = {"conf", "jobs", "slurm", "ortlaunch", "pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
     assert built_from <= {word for one in copied if one.stage == 0 for word in one.words}
     assert ignored("docker/secrets/admin_password")
-
-
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_what_is_copied_is_enough_to_build_the_wheel(path: Path, tmp_path: Path) -> None:
-    def built(folder: Path, out: Path) -> set[str]:
-        command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
-        return set(zipfile.ZipFile(next(out.glob("*.whl"))).namelist())
-
-    for one in instructions(path):
-        if one.name == "COPY" and one.stage == 0:
-            *sources, target = one.words
-            for source in sources:
-                there = tmp_path / "src" / target / (Path(source).name if target == "./" else "")
-                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy2
-                there.parent.mkdir(parents=True, exist_ok=True)
-                copy(ROOT / source, there)
-    assert built(tmp_path / "src", tmp_path / "one") == built(ROOT, tmp_path / "other")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

@@ -22,8 +22,7 @@ from ortlaunch.config.schema import Allow, BackendConfig, Config, EagerConfig, M
 from ortlaunch.config.trainers.single import SingleConfig
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.task import Batch, make_task
-from ortlaunch.ort import session
-from ortlaunch.ort.cache import exports as export_cache
+from ortlaunch.ort import cache, session
 from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.optimizers import SgdConfig
 from ortlaunch.trainer.schedules import ConstantConfig
@@ -68,7 +67,7 @@ def judge(source: str, folder: Path, *, seed: int, is_random: bool) -> Verdict:
         seed: of the data.
         is_random: whether two passes over a batch differ; then only errors are judged.
     """
-    export_cache.folder = lambda: folder / "exports"  # type: ignore[assignment]
+    cache.folder = lambda: folder / "exports"  # type: ignore[assignment]
     try:
         eager = _train(source, folder, seed, EagerConfig())
         exact = eager if is_random else _train(_in_fp64(source), folder, seed, EagerConfig(), torch.float64)

@@ -212,6 +212,12 @@ def test_buffers_in_no_state_dict_are_copied_too() -> None:
     assert 6 * MIB < traced(*words).phases[CHECKPOINT].tensors < 6.2 * MIB
 
 
+def test_an_adapter_alone_has_gradients_and_optimizer_state() -> None:
+    parts = traced("adapter=lora", "adapter.rank=1", "adapter.targets=[all-linear]").parts
+    assert 0 < 20 * parts.gradients < parts.parameters
+    assert 10 * parts.optimizer_state < parts.parameters
+
+
 def test_an_evaluation_keeps_a_copy_of_buffers_that_differ_from_the_first_workers() -> None:
     words = ("model=factory", f"model.target={__name__}:Queue", "trainer=fsdp", "backend=eager", "device=cpu")
     config = to_config(compose([*words, "train.eval_every=1", "train.save_weights=false"]))

@@ -39,7 +39,7 @@ def test_kill_of_a_worker(start, trial):
 
 @pytest.mark.nightly
 def test_kill_of_the_launcher(start, trial):
-    """The workers notice, write a last checkpoint and go. CI has it in test_clock_set_back."""
+    """The workers notice, write a last checkpoint and go. CI has the launcher's kill in test_outage.py."""
     run = start(trial)
     run.reach_some_step()
     run.running.process.kill()
@@ -49,7 +49,7 @@ def test_kill_of_the_launcher(start, trial):
 
 @pytest.mark.nightly
 def test_kill_of_all(start, trial):
-    """CI has it in test_resumes_at_once, and while a checkpoint is written."""
+    """CI has it while a checkpoint is written."""
     run = start(trial)
     run.reach_some_step()
     run.kill_all()
@@ -104,7 +104,9 @@ def test_full_disk_while_a_checkpoint_is_written(start, trial, small_disk):
     assert not list(checkpoints.glob("*.partial"))
 
 
+@pytest.mark.nightly
 def test_damaged_bytes_in_the_newest_checkpoint(start, trial):
+    """CI has it in test_resume.py, with workers that stay."""
     run = start(trial)
     run.wait_for(lambda: len(run.complete()) >= 2)
     run.kill_all()

@@ -85,8 +85,9 @@ def test_pause_of_a_container(start, trial, group):
     goes_on(run, rank)
 
 
+@pytest.mark.nightly
 def test_stop_of_every_process(start, trial):
-    """As by ``scontrol suspend``: for longer than steps and collectives may take."""
+    """As by ``scontrol suspend``, longer than steps and collectives may take. CI has the parts in test_stalls.py."""
     run = start(trial, "launcher.timeout_seconds=6", "trainer.timeout_seconds=10")
     run.reach_some_step(left=STEPS // 2)
     processes = [psutil.Process(run.running.process.pid), *mentioning(run.run_dir)]
@@ -105,8 +106,9 @@ def test_stop_of_every_process(start, trial):
     assert said_standing(run) == []
 
 
+@pytest.mark.nightly
 def test_resumes_at_once(start, trial):
-    """Two, and sometimes twenty: one has the run, and each of the others is refused in one line."""
+    """Two, and sometimes twenty: one has the run, the others are refused in a line. CI has it in test_claim.py."""
     run = start(trial)
     run.reach_some_step()
     run.kill_all()
@@ -154,8 +156,12 @@ def clock_library(tmp_path_factory) -> Path:
     return library
 
 
+@pytest.mark.nightly
 def test_clock_set_back(start, trial, clock_library, tmp_path, monkeypatch):
-    """By minutes or by days while it trains; then it is killed, and goes on with the clock as it is."""
+    """By minutes or by days while it trains; then it is killed, and goes on with the clock as it is.
+
+    CI has the parts: leases in test_claim.py, heartbeats in test_liveness.py.
+    """
     offset = tmp_path / "offset"
     offset.write_bytes(struct.pack("d", 0.0))
     monkeypatch.setenv("LD_PRELOAD", str(clock_library))

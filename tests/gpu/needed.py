@@ -62,7 +62,8 @@ def read_pins(path: Path = ROOT / "constraints.txt") -> dict[str, str]:
 
 def read_roots(path: Path = ROOT / "pyproject.toml") -> list[str]:
     """The requirements of ortlaunch itself and of its tests on a GPU."""
-    return [*tomllib.loads(path.read_text())["project"]["dependencies"], *FOR_TESTS]
+    project = tomllib.loads(path.read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["deepspeed"], *FOR_TESTS]
 
 
 def needed(

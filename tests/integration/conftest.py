@@ -151,15 +151,29 @@ _TOGETHER = {
     "test_sweep.py": "sweep",
 }
 """Files that look at the same runs."""
+_LONGEST = ("numbers", "test_resume.py", "matrix", "test_loop.py", "test_export_device.py", "test_check.py")
+_LONGEST += ("test_weights.py", "test_stored_runs.py", "test_engines.py", "test_odd_weights.py", "test_precision.py")
+"""Groups that a process begins with, so that none is left alone with one of them."""
 
 
 # Before pytest-xdist writes the groups into the names.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has each file's tests run in one process (``--dist=loadgroup``), with those of files that share its runs."""
+    """Has each file's tests run in one process (``--dist=loadgroup``), with those of files that share its runs.
+
+    The longest groups come first; ``--no-loadscope-reorder`` keeps that order.
+    """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(item.path.name, item.path.name)))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The place of an item's group among the longest."""
+    marker = item.get_closest_marker("xdist_group")
+    name = marker.args[0] if marker else ""
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

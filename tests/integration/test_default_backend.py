@@ -1,4 +1,4 @@
-"""Whole runs in a Python without onnxruntime-training: make test-py312, make test-py313."""
+"""Whole runs in a Python without onnxruntime-training: make test-python VERSION=3.12, make test-python VERSION=3.13."""
 
 from __future__ import annotations
 

@@ -134,13 +134,32 @@ def test_a_plain_runtime_has_every_operator(exports, name) -> None:
         assert {node.domain for node in made.graph.node} <= {"", "com.microsoft"}, path
 
 
-@pytest.fixture(scope="module")
-def device_python(tmp_path_factory, work) -> Future[tuple[Path, str]]:
+BLOCKED = """
+import runpy, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "ortlaunch"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Blocked())
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""This Python as one in which torch and ortlaunch are not installed."""
+
+
+@pytest.fixture(scope="module", params=["blocked", pytest.param("missing", marks=pytest.mark.nightly)])
+def device_python(request, tmp_path_factory, work) -> Future[tuple[tuple[Path | str, ...], str]]:
     """A Python without torch, as a device has it, and why there is none; it is made while the runs train."""
+    if request.param == "blocked":
+        made: Future[tuple[tuple[Path | str, ...], str]] = Future()
+        made.set_result(((sys.executable, "-c", BLOCKED), ""))
+        return made
     return work.submit(_without_torch, tmp_path_factory.mktemp("venv"))
 
 
-def _without_torch(folder: Path) -> tuple[Path, str]:
+def _without_torch(folder: Path) -> tuple[tuple[Path | str, ...], str]:
     # Without a pip of its own, whose installation takes as long as that of the packages.
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=240)
     python = folder / "bin" / "python"
@@ -148,16 +167,16 @@ def _without_torch(folder: Path) -> tuple[Path, str]:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *wheels]
     installed = subprocess.run(pip, capture_output=True, text=True, timeout=480)
     if installed.returncode != 0:
-        return python, f"needs a package index: {installed.stderr.strip().splitlines()[-1]}"
+        return (python,), f"needs a package index: {installed.stderr.strip().splitlines()[-1]}"
     there = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
     assert "No module named 'torch'" in there.stderr
-    return python, ""
+    return (python,), ""
 
 
-def run_python(python: Path | str, script: Path, *arguments: object) -> str:
+def run_python(python: tuple[Path | str, ...], script: Path, *arguments: object) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     ran = subprocess.run(
-        [str(python), str(script), *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=240
+        [*map(str, (*python, script, *arguments))], env=environment, capture_output=True, text=True, timeout=240
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -167,7 +186,7 @@ def test_a_device_without_torch_trains_saves_and_goes_on(exports, work, device_p
     out, data, trained = exports("resnet-zero2-phone").out, tmp_path / "digits.npz", tmp_path / "trained"
     python, missing = device_python.result()
     needs(not missing, missing)
-    run_python(sys.executable, DEVICE / "digits.py", data)
+    run_python((sys.executable,), DEVICE / "digits.py", data)
     script = DEVICE / "train_on_device.py"
     said = run_python(python, script, out, "--data", data, "--out", trained, "--epochs", "2")
     assert "torch loaded: False" in said

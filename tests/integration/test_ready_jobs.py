@@ -12,6 +12,7 @@ import torch
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.paths import ready_jobs
+from tests.support.chat import conversations, write_classifier, write_conversations, write_model
 
 _GPT2 = ("vocab_size=256", "n_positions=64", "n_embd=32", "n_layer=2", "n_head=2")
 _LAYERS = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=2", "intermediate_size=64")
@@ -22,8 +23,14 @@ _SMALL = {
     "llama": (*_LAYERS, "num_key_value_heads=2"),
     "vit": _LAYERS,
     "resnet": ("hidden_sizes=[32]", "depths=[1]"),
+    "hf": (),
 }
-_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "tracking=none")
+_ASKED = {
+    "chat_lora": ("data.path=chat.jsonl", "data.seq_len=64"),
+    "text_classes": ("model.params.pretrained=classifier", "data.path=texts.csv", "train.batch_size=2"),
+}
+"""What a job needs to be told; the words of all others."""
+_SHORT = ("device=cpu", "train.epochs=null", "train.steps=2", "train.log_every=1", "tracking=none")
 
 
 def small(name: str) -> tuple[str, ...]:
@@ -34,7 +41,7 @@ def small(name: str) -> tuple[str, ...]:
         # Most of its time goes into kernels, for each layer again.
         params += ("model.params.n_layer=1",)
     tokens = () if config.data.name == "digits" else ("data.seq_len=32",)
-    return f"+jobs={name}", *_SHORT, *params, *tokens
+    return f"+jobs={name}", *_SHORT, *params, *_ASKED.get(name, tokens)
 
 
 JOBS = {name: to_config(compose([f"+jobs={name}"])) for name in ready_jobs()}
@@ -47,7 +54,12 @@ NIGHTLY = ("gpt2_zero0_ort", "gpt2_zero1_ort", "gpt2_zero3_ort")
 
 @pytest.fixture(scope="module")
 def runs(table_of, tmp_path_factory: pytest.TempPathFactory):
-    return table_of(tmp_path_factory.mktemp("ready"), {name: small(name) for name in TRAINED})
+    folder = tmp_path_factory.mktemp("ready")
+    write_model(folder / "model")
+    write_classifier(folder / "classifier")
+    write_conversations(folder / "chat.jsonl", conversations(40))
+    (folder / "texts.csv").write_text("text,label\n" + "a good one,good\na bad one,bad\n" * 20)
+    return table_of(folder, {name: small(name) for name in TRAINED})
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in NIGHTLY)) for n in TRAINED])

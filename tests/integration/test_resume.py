@@ -81,7 +81,14 @@ def figures(result):
 
 
 # Each of these differs from one that CI runs by a stage, or by one worker.
-NIGHTLY = ("ddp-3-workers", "ddp-ort-alone", "zero0", "zero1", *(kind for kind in KINDS if kind.endswith("-mixed")))
+NIGHTLY = (
+    "ddp-3-workers",
+    "ddp-ort-alone",
+    "zero0",
+    "zero1",
+    "zero2",
+    *(kind for kind in KINDS if kind.endswith("-mixed")),
+)
 CASES = [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in KINDS]
 
 

@@ -1,4 +1,7 @@
-"""A run that is stopped from outside: it ends soon, is recorded as stopped, and leaves no process behind."""
+"""A run that is stopped from outside: it ends soon, is recorded as stopped, and leaves no process behind.
+
+CI has the first signal in test_follow.py and tests/faults, and every phase with a stand-in in test_local_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,8 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("stop")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, code):
     """128 + the signal; KILLED in journal and MLflow; no worker is left."""
     running = start(folder, *LONG)
@@ -108,9 +110,8 @@ def stop_sending(running, run_dir):
     running.process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    "way", ["ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("cancel", "sigterm"))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ["ctrl-c", "cancel", "sigterm"])
 def test_a_stop_before_the_first_step_has_nothing_to_wait_for_and_reads_stopped(
     start, launch, tmp_path, leftovers, way
 ):

@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+from tests.support.nightly import first_in_ci
 from tests.support.ort import runnable
 
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "tracking=none")
@@ -109,7 +110,7 @@ def test_what_is_there_is_not_overwritten(trained, ask, folder):
     assert over.returncode == 2 and f"{trained['ddp'].run_dir / 'weights'} is not empty" in over.stderr
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero3", "fsdp-bf16"])
+@pytest.mark.parametrize("kind", first_in_ci(["zero3", "ddp", "fsdp-bf16"], 1))
 def test_another_run_begins_with_what_was_learnt(trained, train, folder, kind):
     """Of one piece, and gathered."""
     words = (*KINDS[kind], f"model.weights={trained[kind].run_dir / 'weights'}", "train.steps=1", "optimizer.lr=1e-9")

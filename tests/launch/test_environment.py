@@ -117,15 +117,16 @@ def test_every_package_is_listed_once_with_its_version() -> None:
 class _Broken:
     """What an interrupted installation leaves."""
 
-    @property
-    def name(self) -> str:
-        raise KeyError("Name")
+    def read_text(self, name: str) -> None:
+        return None
 
 
 class _Editable:
-    name, version = "Mine", "1.0"
+    version = "1.0"
 
     def read_text(self, name: str) -> str:
+        if name == "METADATA":
+            return f"Metadata-Version: 2.4\nName: Mine\nVersion: {self.version}\n\nName: not a field\n"
         return json.dumps({"url": "https://me:hunter2@git.example/mine", "vcs_info": {"commit_id": "abc"}})
 
 

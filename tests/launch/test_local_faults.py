@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.follow.status import status
+from ortlaunch.follow.status import look, status
 from ortlaunch.follow.sync import end_if_dead
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.record import read_record
@@ -68,6 +68,9 @@ def test_a_signal_in_every_phase_leaves_the_last_lines(tmp_path: Path, phase: st
     assert process.returncode == (0 if phase == "summary" else 128 + number), errors
     assert run.state().ended == ENDS[phase]
     assert ("ortlaunch sync" in rest) == (phase == "flush")
+    if phase == "start":
+        row = look(folder_at(run.path)).row
+        assert (row.state.value, row.reason, row.is_over) == ("stopped", "before its first step", True)
     assert errors == ""
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config, load_run_config, save_config
 from ortlaunch.config.schema import LocalConfig, NoTrackingConfig, ScriptConfig, ScriptRun
+from ortlaunch.launch.exchange import NO_COLLECTIVE, NO_GROUP, Exchange
 from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.script_watch import ScriptWatch
 from ortlaunch.launch.work import Script, arguments_of
@@ -228,6 +230,45 @@ def test_a_worker_that_prints_or_computes_does_not_hang(watched: Watched, busy: 
     assert watched.codes() == [0, 0]
     watch.end(in_order=True)
     assert watched.run.is_done()
+
+
+TORCH = """
+import sys, torch, torch.distributed as dist
+print("up", flush=True)
+for act in (lambda: dist.init_process_group("gloo"), lambda: dist.all_reduce(torch.ones(1)), lambda: None):
+    sys.stdin.readline()
+    act()
+    print("done", flush=True)
+"""
+
+
+def test_workers_that_exchange_nothing_are_told_from_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around torchrun the store is in the process that watches, as it is here."""
+    monkeypatch.setattr("ortlaunch.launch.exchange._QUIET_SECONDS", 3.0)
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    started = {}
+    for rank in "01":
+        variables = {**os.environ, **place, "RANK": rank, "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "0"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        worker = subprocess.Popen([sys.executable, "-c", TORCH], env=variables, text=True, bufsize=1, **pipes)
+        started[worker] = variables
+    workers = {worker.pid: variables for worker, variables in started.items()}
+    exchange, said, now = Exchange(), [], 0.0
+    try:
+        for _ in range(3):
+            assert [worker.stdout.readline() for worker in started] in (["up\n"] * 2, ["done\n"] * 2)
+            for _ in range(4):
+                exchange.look(workers, now)
+                said.append(exchange.said())
+                now += 1.0
+            for worker in started:
+                worker.stdin.write("\n")
+    finally:
+        for worker in started:
+            worker.communicate("\n\n\n", timeout=60)
+    # Seen for a moment, a process group without a collective tells nothing.
+    assert said == ["", *[NO_GROUP] * 3, *[""] * 3, NO_COLLECTIVE, *[""] * 4]
 
 
 def test_memory_and_load_are_journalled(watched: Watched) -> None:

@@ -82,6 +82,15 @@ def test_the_rule_of_a_loss_is_found_and_the_model_stays_as_it_is(name: str) -> 
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_samples_with_few_labels_tell_the_rule() -> None:
+    """As prompts and parts of words have none."""
+    labels = IDS.clone()
+    labels[0, :-1] = labels[1, :-2] = labels[2, :-1] = -100
+    batch = {"input_ids": IDS, "labels": labels}
+    assert "labels" in fitting_rules(bert(), make_task(bert(), batch), batch, labels_vary=True)
+    assert "samples" not in fitting_rules(bert(), make_task(bert(), batch), batch, labels_vary=True)
+
+
 def test_ignored_labels_do_not_count() -> None:
     labels = torch.tensor([[-100, 1, 2], [3, -100, -100]])
     assert (labelled({"labels": labels}), predicted({"labels": labels})) == (3, 2)

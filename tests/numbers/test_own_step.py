@@ -77,13 +77,13 @@ def share(preds, target):
     return (preds.argmax(1) == target).float().mean()
 
 class Notes:
-    def __init__(self, every):
-        self.every, self.steps = every, 0
+    def __init__(self, every, name="mine"):
+        self.every, self.steps, self.name = every, 0, name
 
     def step(self, run):
         self.steps += 1
         if run.step % self.every == 0:
-            run.log_metric("mine/steps", self.steps)
+            run.log_metric(f"{self.name}/steps", self.steps)
             run.log_text(f"{run.values['train/loss']:.6f}", f"losses/{run.step}.txt")
             run.log_image(torch.zeros(3, 4, 5), "black.png")
 
@@ -107,6 +107,10 @@ class Stops:
 class Fails:
     def evaluation(self, run):
         return run.values["eval/nope"]
+
+class Freezes:
+    def start(self, run):
+        run.freeze('body.*')
 
 class Idle:
     pass
@@ -238,15 +242,50 @@ def test_the_state_of_a_step_is_that_of_the_training_alone_and_is_resumed(traine
 
 
 def test_hooks_log_and_their_state_is_resumed(trained):
-    words = ("train.hooks=[{target: mine:Notes, every: 3},mine:Everywhere]", "train.checkpoint_every=3")
+    words = (
+        "train.hooks=[{target: mine:Notes, every: 3},mine:Everywhere,{target: mine:Notes, every: 2, name: b}]",
+        "train.checkpoint_every=3",
+    )
     first = trained(*words, "train.steps=3")
     second = trained(*words, f"train.resume={first.run_dir}")
     assert second.status == "FINISHED", second.report
     assert (first.series("mine/steps"), second.series("mine/steps")) == ({3: 3.0}, {6: 6.0})
+    assert (first.series("b/steps"), second.series("b/steps")) == ({2: 2.0}, {4: 4.0, 6: 6.0})
     logged = second.run_dir / "logged"
     assert (logged / "losses" / "6.txt").read_text() == f"{second.series('train/loss')[6]:.6f}"
     assert (logged / "black.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in second.run_dir.glob("ended-*")) == ["ended-0", "ended-1"]
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", pytest.param("ort", marks=pytest.mark.ort)])
+def test_a_hook_unfreezes_weights_and_a_resumed_run_keeps_them_frozen(trained, tmp_path, name):
+    workers, *words = TRAINERS[name]
+    words += [
+        "train.step=mine:step",
+        "train.hooks=[{target: ortlaunch.hooks:Unfreeze, parts: [{match: 'body.*', steps: 4}]}]",
+    ]
+    records = [tmp_path / "first", tmp_path / "second"]
+    for record in records:
+        record.mkdir()
+    first = trained(*words, "train.steps=2", "train.checkpoint_every=2", workers=workers, record=records[0])
+    assert first.status == "FINISHED", first.report
+    run = trained(*words, f"train.resume={first.run_dir}", workers=workers, record=records[1])
+    assert run.status == "FINISHED", run.report
+    names = {"__name__": "mine"}
+    exec(MINE, names)
+    exact = replayed(
+        names["Net"](),
+        lambda model, _buffers, batch: names["step"](model, batch)[0],
+        lambda batch: len(batch["labels"]),
+        load_config(run.run_dir / "config.yaml"),
+        records,
+        first_steps=2,
+        sends_buffers=False,
+        workers=workers,
+        evaluated=None,
+        begins={"body.*": 4},
+    )
+    assert difference(course_of([first, run]), exact) == ""
 
 
 def test_a_hook_stops_the_run_with_a_checkpoint(trained):
@@ -286,6 +325,18 @@ def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained
         (["train.eval_every=3", "train.step=mine:step", "eval.metrics=[accuracy]"], "let eval.step=module:function"),
         (["train.hooks=[mine:Idle]"], "train.hooks=mine:Idle: it has none of the methods start, step"),
         (["train.hooks=[{target: mine:Notes, ever: 3}]"], "train.hooks.ever"),
+        (["train.hooks=[mine:Freezes]"], "mine:Freezes: write everywhere = True"),
+        (
+            ["train.hooks=[{target: ortlaunch.hooks:Unfreeze, parts: [{match: 'nope.*', steps: 4}]}]"],
+            "no parameter's name matches nope.*",
+        ),
+        (
+            [
+                "train.hooks=[{target: ortlaunch.hooks:Unfreeze, parts: [{match: 'body.*', steps: 4}]}]",
+                *TRAINERS["zero1"][1:],
+            ],
+            "updates all weights at once",
+        ),
         (["train.hooks=[{target: mine:Odd, every: 3}]"], "mine:Odd: its state_dict holds what a checkpoint cannot"),
     ],
 )

@@ -71,7 +71,7 @@ def page(rows: list[Row]) -> str:
     lines = [
         "# Model families under ORT",
         "",
-        "Written by `make docs-families`; the same measurements are the tests in `tests/ort/test_families.py`.",
+        "Made by `python -m tests.ort.families_table`; as `tests/ort/test_families.py` tests it.",
         "",
         "Small models of each class with random weights, dropout off, on the CPU in float32. The same weights are "
         f"trained for {STEPS} optimizer steps (AdamW; SGD with momentum for mlp and resnet) eager and under "

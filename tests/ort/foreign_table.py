@@ -131,7 +131,7 @@ def section(rows: list[Row], version: str) -> list[str]:
         "with images, get digits as their input. LayerDrop and masks that NumPy draws are off, because they are "
         "decisions of Python.",
         "",
-        "Written by `make docs-families`; the same checks are the nightly tests in `tests/ort/test_foreign.py`.",
+        "Made by `python -m tests.ort.families_table`; as nightly in `tests/ort/test_foreign.py`.",
         "",
         _line(_TITLES),
         _line(("---",) * len(_TITLES)),

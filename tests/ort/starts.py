@@ -5,7 +5,6 @@ Imported by multiprocessing's fork server before it forks: a process then begins
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import multiprocessing
 import sys
@@ -16,8 +15,7 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import OrtConfig
-from ortlaunch.ort import session
-from ortlaunch.ort.cache import exports as export_cache
+from ortlaunch.ort import cache, session
 
 session.import_ortmodule()
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -31,7 +29,7 @@ class Start:
         """
         Args:
             folder: has the user's ``net.py`` and takes the exports.
-            arguments: see `_train`; ``anew`` reads no kept export.
+            arguments: see `_train`.
         """
         self._answer, theirs = _CONTEXT.Pipe(duplex=False)
         self._process = _CONTEXT.Process(target=_run, args=(theirs, folder, arguments))
@@ -50,10 +48,9 @@ class Start:
 def _run(answer: Connection, folder: Path, arguments: dict[str, Any]) -> None:
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(folder))
-    export_cache.folder = lambda: folder / "exports"  # type: ignore[assignment]
-    is_anew = arguments.pop("anew", False)
+    cache.folder = lambda: folder / "exports"  # type: ignore[assignment]
     try:
-        with export_cache.exporting_anew() if is_anew else contextlib.nullcontext():
+        with cache.reading():
             answer.send(_train(importlib.import_module("net").Net, folder, **arguments))
     except BaseException as error:
         answer.send(f"{type(error).__name__}: {error}")

@@ -20,8 +20,8 @@ from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow, OrtConfig, OrtZero3
 from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
-from ortlaunch.ort.cache import key
 from ortlaunch.ort.verify.blocks import block_findings
+from ortlaunch.ort.verify.python_values import changed, described
 from ortlaunch.ort.verify.trap import Finding
 from ortlaunch.trainer.backend_run import OrtRun
 from ortlaunch.trainer.workers import Workers
@@ -364,13 +364,13 @@ def test_comparing_is_no_state_of_the_model(tmp_path: Path) -> None:
     model(**batch())
 
     def facts() -> dict[str, Any]:
-        return key.describe_model(model, must_be_complete=False).facts
+        return described(model)
 
     before = facts()
     assert findings(model) == []
     for rows in (5, 6):
         model(**batch(rows)).backward()
-    assert not key.changed(before, facts())
+    assert not changed(before, facts())
     assert copy.deepcopy(model.blocks[0]) is not model.blocks[0]
 
 

@@ -21,8 +21,8 @@ from ortlaunch.models import modes
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
-from ortlaunch.ort.cache import key
 from ortlaunch.ort.verify.blocks import block_findings
+from ortlaunch.ort.verify.python_values import described
 
 WHOSE_MASKS = pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch", "onnxruntime"])
 """Whose kernel, and so whose generator, draws dropout's masks; on CUDA always ONNX Runtime's."""
@@ -306,7 +306,7 @@ def test_what_forward_reaches_ends_before_ortmodules_own_objects(tmp_path: Path)
     """What these reach changes by itself, and a run whose model reaches a value that changes is refused."""
     ort = wrapped(Stack(Scale(), Scale()), tmp_path)
     ort(torch.ones(2, 512)).sum().backward()
-    reached = key.describe_model(ort, must_be_complete=False).facts["reached"]
+    reached = described(ort)["reached"]
     assert any(name.endswith("Stack.forward") for name in reached)
     assert not [name for name in reached if name.startswith("onnx")]
 

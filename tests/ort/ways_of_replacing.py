@@ -16,18 +16,6 @@ WAYS = {
         define="def make§(value):\n    return lambda x: x * value\n",
         patch="patch(torch.Tensor, 'cosh', module.make§($))",
     ),
-    "function registered with a package": Fragment(
-        "x = x",
-        define="def make§(value):\n    def attention(*args):\n        return value\n    return attention\n",
-        init="        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention\n        from transformers import GPT2Config\n        self.attention§ = GPT2Attention(GPT2Config(n_embd=4, n_head=2))\n",
-        patch="register('drawn§', module.make§($))",
-    ),
-    "function of a package that was replaced": Fragment(
-        "x = x",
-        define="def make§(value):\n    def attention(*args):\n        return value\n    return attention\n",
-        init="        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention\n        from transformers import GPT2Config\n        self.attention§ = GPT2Attention(GPT2Config(n_embd=4, n_head=2))\n",
-        patch="import transformers.models.gpt2.modeling_gpt2 as m; patch(m, 'eager_attention_forward', module.make§($))",
-    ),
     "hf config class attribute": Fragment(
         "x = x * self.c§.rate",
         define="from transformers import GPT2Config as Config§",
@@ -83,20 +71,9 @@ WAYS = {
         define="import functools",
         patch="patch(torch.nn.functional, 'relu6', module.functools.partial(torch.nn.functional.leaky_relu, negative_slope=$))",
     ),
-    "torch class forward swapped": Fragment(
-        "x = self.p§(x)",
-        init="        self.p§ = torch.nn.ReLU6()",
-        patch="patch(torch.nn.ReLU6, 'forward', torch.nn.GELU.forward if $ > 1 else torch.nn.SiLU.forward)",
-    ),
     "Tensor method swapped": Fragment(
         "x = x.cosh()",
         patch="patch(torch.Tensor, 'cosh', torch.Tensor.sin if $ > 1 else torch.Tensor.cos)",
-    ),
-    "activation of a package": Fragment(
-        "x = self.a§(x)",
-        define="def make§(v):\n    return lambda x, *a: x * v\n",
-        init="        from transformers.activations import NewGELUActivation\n        self.a§ = NewGELUActivation()\n",
-        patch="patch(torch, 'tanh', module.make§($))",
     ),
     "warnings": Fragment(
         "import warnings; x = x * warnings.rate§",
@@ -106,25 +83,5 @@ WAYS = {
         "x = x * omegaconf.drawn§",
         define="import omegaconf",
         patch="patch(module.omegaconf, 'drawn§', $)",
-    ),
-    "class attribute of an installed class": Fragment(
-        "x = self.a§(x)",
-        init="        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention\n        from transformers import GPT2Config\n        self.a§ = GPT2Attention(GPT2Config(n_embd=4, n_head=2))\n",
-        patch="import transformers.models.gpt2.modeling_gpt2 as m; patch(m.GPT2Attention, 'is_causal', $)",
-    ),
-    "two functions of a package": Fragment(
-        "x = x",
-        init="        from transformers.activations import NewGELUActivation\n        self.a§ = NewGELUActivation()\n",
-        patch="import transformers.activations as m; patch(m.NewGELUActivation, 'forward', m.FastGELUActivation.forward if $ > 1 else m.QuickGELUActivation.forward)",
-    ),
-    "item of a package's dictionary": Fragment(
-        "x = self.a§(x)",
-        init="        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention\n        from transformers import GPT2Config\n        self.a§ = GPT2Attention(GPT2Config(n_embd=4, n_head=2))\n",
-        patch="import transformers.models.gpt2.modeling_gpt2 as m; patch(m, 'eager_attention_forward', {'rate': [$]})",
-    ),
-    "two functions of torch that only torch calls": Fragment(
-        "x = self.p§(x)",
-        init="        self.p§ = torch.nn.ReLU6()",
-        patch="f = torch.nn.functional; patch(f, 'hardtanh', f.silu if $ > 1 else f.gelu)",
     ),
 }

@@ -19,12 +19,12 @@ import psutil
 import pytest
 
 from ortlaunch.base.secrets import without_secrets_in_words
+from ortlaunch.compose.overrides import quoted
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
 from ortlaunch.serve.act import _LATE_SECONDS, ACTIONS, key_of
 from ortlaunch.serve.actor import Actor, Refused, _environment, own_user
 from ortlaunch.serve.kept import secrets_among
-from ortlaunch.serve.requests import quoted
 from ortlaunch.serve.unfit import Unavailable
 from tests.support.nightly import first_in_ci
 from tests.support.users import needs_root

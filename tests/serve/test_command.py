@@ -60,8 +60,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
         (["--root=runs", "--root=missing"], "there is no such folder"),
         (["--root=/proc/nowhere"], "cannot be made: No such file or directory: choose another place by --root"),
         (["--slots=0"], "must be a number, 1 or more"),
+        (["--on-end=/no/such/program a"], "there is no such program"),
+        (["--on-end='open"], "No closing quotation"),
         (["--link=ada"], "there is no database"),
-        (["--rebuild-index", "--root=missing"], "there is no such folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -250,8 +251,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
             "another program .alembic_ver",
         ),
         (
-            [f"PRAGMA user_version = {database.VERSION}", "CREATE TABLE runs (place, key)"],
-            "table runs .* lacks run_id, ",
+            [f"PRAGMA user_version = {database.VERSION}", "CREATE TABLE jobs (id, number)"],
+            "table jobs .* lacks user_id, ",
         ),
     ],
     ids=["of another program", "older tables"],

@@ -66,9 +66,6 @@ LEAST = {
     """,
     Role.admin: """
         GET /audit
-        GET /api/webhooks
-        POST /api/webhooks
-        DELETE /api/webhooks/{webhook_id}
         GET /users
         GET /api/audit
         PUT /api/limits/{role}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortlaunch.compose.overrides import parsed
+from ortlaunch.compose.overrides import parsed, quoted
 from ortlaunch.config.keys import known_keys
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.fields import CHOICES, catalogue, fields_of, jobs_to_choose
-from ortlaunch.serve.requests import judge, quoted, word_of
+from ortlaunch.serve.requests import judge, word_of
 from ortlaunch.serve.unfit import Unfit
 
 

@@ -17,7 +17,7 @@ from ortlaunch.serve import accounts, submitting, tokens
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.index.reading import Listed
 from ortlaunch.serve.kept import keep, kept
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
@@ -410,11 +410,10 @@ def test_a_folder_that_is_named_like_anothers_run_reaches_nothing_of_it(desk: De
     job = desk.jobs()[0]
     forged = f"20200101-000000-{job.run_id}"
     for key in (forged, job.run_key):
-        with writing(desk.inside.service.engine) as session:
-            place = str(tmp_path / "runs" / "x" / key)
-            columns = {"name": "n", "experiment": "x", "unix_user": "mallory", "owner": "rob", "state": "running"}
-            times = {"started": 1.0, "updated": 1.0, "changed": 1}
-            session.add(IndexedRun(place=place, key=key, run_id=job.run_id, **columns, **times))
+        place = str(tmp_path / "runs" / "x" / key)
+        facts = {"name": "n", "experiment": "x", "unix_user": "mallory", "state": "running", "reason": ""}
+        run = Listed(place=place, key=key, run_id=job.run_id, started=1.0, updated=1.0, **facts)
+        desk.inside.service.runs.roots[0].runs[place] = run
     for asked in (forged, job.run_key, job.run_id, made["id"]):
         assert desk.ask("rob", "POST", f"/api/runs/{asked}/cancel").status_code in (403, 404, 409), asked
     assert desk.jobs()[0].state == JobState.WAITING

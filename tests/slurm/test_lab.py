@@ -11,6 +11,9 @@ from lab import Lab, LabError, down, load, missing, up
 
 from tests.support.needs import needs
 
+# It takes MariaDB and a second cluster. The first one, in which CI's runs are, has the same beginning and end.
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def accounted(slurm):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def replayed(
     sends_buffers: bool,
     workers: int,
     evaluated: Evaluated | None,
+    begins: Mapping[str, int] | None = None,
 ) -> Course:
     """Trains on what a run, and those that resumed it, took.
 
@@ -78,6 +79,7 @@ def replayed(
         sends_buffers: whether each step begins with the first worker's buffers, as DDP has it.
         workers: how many there were.
         evaluated: what is evaluated; None for nothing.
+        begins: patterns of names, each with the number of steps without these weights.
     """
     weights, kept = torch.load(records[0] / "state-0.pt")
     model.double()
@@ -109,6 +111,9 @@ def replayed(
             elif not everything:
                 # Nothing moves the weights of a step without items but their decay.
                 (found.nan_to_num() * 0.0).backward()
+        for match, first in (begins or {}).items():
+            for name in fnmatch.filter(dict(model.named_parameters()) if step < first else (), match):
+                model.get_parameter(name).grad = None
         graded = [parameter.grad for parameter in trained if parameter.grad is not None]
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in graded))
         clip = config.train.clip_grad_norm
@@ -151,7 +156,8 @@ def course_of(runs: list[Trained]) -> Course:
         course.norms += run.series("train/grad_norm").values()
         course.rates += run.series("train/lr").values()
         course.evaluations += run.series("eval/loss").values()
-    course.weights = load_file(runs[-1].run_dir / "weights" / "model.safetensors")
+    (stored,) = (runs[-1].run_dir / "weights").glob("*.safetensors")
+    course.weights = load_file(stored)
     return course
 
 

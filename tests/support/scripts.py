@@ -1,4 +1,4 @@
-"""A training script in the manner of many: argparse, a plain loop under DDP, a checkpoint at SIGTERM."""
+"""Training scripts: one in the manner of many (argparse, DDP, a checkpoint at SIGTERM), and one that attaches."""
 
 from __future__ import annotations
 
@@ -73,3 +73,76 @@ def write_loop(folder: Path) -> str:
     text = textwrap.dedent(LOOP)
     (folder / "train.py").write_text(text)
     return text
+
+
+ATTACHED = """
+    import os, signal, sys, time
+
+    import torch
+    from torch.optim.swa_utils import AveragedModel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import ortlaunch
+
+    run = ortlaunch.attach("train.steps=14", "train.log_every=1", "train.checkpoint_every=4", *sys.argv[1:])
+    torch.manual_seed(run.rank)
+    inputs = torch.randn(40, 4, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()), 8, shuffle=True)
+    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+    plain = torch.nn.Sequential(*layers).double()
+    average = AveragedModel(plain)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    model, optimizer = run.wrap(plain, optimizer)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    if run.restored:
+        average.load_state_dict(run.restored["average"])
+        scheduler.load_state_dict(run.restored["scheduler"])
+    for step, (x, y) in run.steps(loader):
+        loss = (model(x) - y).square().mean()
+        run.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        average.update_parameters(plain)
+        weight = next(average.parameters()).sum().item()
+        run.log(step, loss=loss, average=weight)
+        if run.saves(step):
+            run.save(step, average=average.state_dict(), scheduler=scheduler.state_dict())
+        print("step", step, flush=True)
+        time.sleep(float(os.environ.get("SECONDS_A_STEP", 0)))
+        if [str(step), run.restored] == [os.environ.get("KILLED_AT"), {}]:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def attached_alone() -> list[tuple[float, float]]:
+    """The losses of `ATTACHED`, and what it logs of its average, by plain torch in one process."""
+    import torch
+    from torch.optim.swa_utils import AveragedModel
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    inputs = torch.randn(40, 4, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True).sin()), 8, shuffle=True)
+    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+    model = torch.nn.Sequential(*layers).double()
+    average = AveragedModel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    logged: list[tuple[float, float]] = []
+    while True:
+        for x, y in loader:
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            average.update_parameters(model)
+            logged.append((loss.item(), next(average.parameters()).sum().item()))
+            if len(logged) == 14:
+                return logged
+
+
+def write_attached(folder: Path) -> None:
+    """Writes ``train.py``, which kills itself at the step ``KILLED_AT``."""
+    (folder / "train.py").write_text(textwrap.dedent(ATTACHED))

@@ -15,17 +15,18 @@ SECONDS = 280
 """Less than pytest waits for a test, so that it is known what was waited for and no worker is left."""
 
 
-def run_probe(script: Path, out: Path, *arguments: str) -> None:
+def run_probe(script: Path, out: Path, *arguments: str, workers: int = 2) -> None:
     """Runs a script under torchrun, on the CPU and with a thread for each worker; fails the test if it fails.
 
     Args:
         script: beside the test.
         out: the file that it writes to, its first argument.
         arguments: its others.
+        workers: how many run it.
     """
     torchrun = subprocess.Popen(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"),
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={workers}", "--nnodes=1"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
             "--log-dir=/dev/null",
             *(str(script), str(out), *arguments),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.config.tracking_uri import sqlite_uri
-from ortlaunch.tracking import make_store, sqlite_store, store_template
+from ortlaunch.tracking import sqlite_store, store, store_template
 from ortlaunch.tracking.sqlite_store import State, look
 
 
@@ -21,7 +21,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORTLAUNCH_CACHE", str(folder / "cache"))
         patch.chdir(folder)
-        make_store.make(folder / "mlruns.db")
+        store.ensure(folder / "mlruns.db")
     return folder / "mlruns.db"
 
 
@@ -34,7 +34,7 @@ def template(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     store_template.folder().mkdir(parents=True)
     copy = store_template.folder() / kept.name
     copy.write_bytes(kept.read_bytes())
-    monkeypatch.setattr(sqlite_store, "_make", lambda path: path.write_text("by MLflow"))
+    monkeypatch.setattr(store, "_migrate", lambda path: path.write_text("by MLflow"))
     monkeypatch.setattr(sqlite_store, "check", lambda path: None)
     return copy
 
@@ -46,7 +46,7 @@ def dump(path: Path) -> list[str]:
 
 def test_a_copy_differs_from_what_mlflow_makes_by_place_and_time_alone(made: Path, template: Path) -> None:
     path = Path("mlruns.db").absolute()
-    sqlite_store.ensure(path)
+    store.ensure(path)
     assert look(path).state is State.COMPLETE
     ours, theirs = dump(path), dump(made)
     unlike = [(one, other) for one, other in zip(ours, theirs, strict=True) if one != other]
@@ -59,7 +59,7 @@ def test_mlflow_writes_to_it(template: Path) -> None:
     from mlflow import MlflowClient
 
     path = Path("mlruns.db").absolute()
-    sqlite_store.ensure(path)
+    store.ensure(path)
     client = MlflowClient(sqlite_uri(path))
     run = client.create_run(client.create_experiment("mine"))
     client.log_metric(run.info.run_id, "loss", 1.5)
@@ -92,7 +92,7 @@ def another(text: str) -> Callable[[Path], None]:
 def test_what_is_no_empty_store_of_the_users_own_is_not_used(template: Path, change: Callable[[Path], None]) -> None:
     change(template)
     path = Path("mlruns.db").absolute()
-    sqlite_store.ensure(path)
+    store.ensure(path)
     assert path.read_text() == "by MLflow"
     assert sorted(path.name for path in Path().iterdir()) == [".mlruns.db.lock", "cache", "mlruns.db"]
 
@@ -102,7 +102,7 @@ def test_in_a_folder_that_mlflow_would_quote_it_is_not_used(
 ) -> None:
     (tmp_path / "ann's").mkdir()
     monkeypatch.chdir(tmp_path / "ann's")
-    sqlite_store.ensure(Path("mlruns.db").absolute())
+    store.ensure(Path("mlruns.db").absolute())
     assert Path("mlruns.db").read_text() == "by MLflow"
 
 

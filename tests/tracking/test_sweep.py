@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -140,6 +141,10 @@ def test_a_sweep_is_found_by_its_names(sweep_of, tmp_path: Path) -> None:
     for asked in (str(sweep.folder), sweep.folder.name, "sweep-x", sweep.run_id, "77"):
         assert find_sweep(asked, [tmp_path / "runs"]) == sweep.folder, asked
     assert find_sweep("78", [tmp_path / "runs"]) is None
+    older = sweep.folder.with_name("multirun-z")
+    shutil.copytree(sweep.folder, older)
+    os.utime(older / "sweep.json", (1, 1))
+    assert find_sweep("sweep-x", [tmp_path / "runs"]) == sweep.folder, "the newest of one name"
 
 
 def test_names_say_what_a_sweep_varies() -> None:

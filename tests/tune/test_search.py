@@ -50,14 +50,17 @@ def micro(size: int, checkpointing: str = OFF, backend: str = "eager") -> Cell:
     return Cell.of({BACKEND: backend, WORKERS: 2, MICRO: size, CHECKPOINTING: checkpointing})
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_finds_nearly_the_best_of_a_small_space_for_less_than_all_of_it(seed: int) -> None:
-    machine = Machine(seed, SMALL, noise=0.01, failing=0.0, hanging=0.0)
-    finding = Search(machine.plan(3600.0)).run()
-    assert finding.winner is not None
-    assert machine.speed(finding.winner) >= 0.97 * machine.speed(machine.best())
-    assert len(finding.measured) < len(machine.cells)
-    assert finding.score == pytest.approx(machine.speed(finding.winner), rel=0.05)
+def test_it_finds_nearly_the_best_of_a_small_space_where_time_for_a_part_of_it_is_given() -> None:
+    shares = []
+    for seed in range(20):
+        machine = Machine(seed, SMALL, noise=0.01, failing=0.0, hanging=0.0)
+        finding = Search(machine.plan(400.0)).run()
+        assert finding.winner is not None
+        assert len(finding.measured) < len(machine.cells)
+        assert finding.score == pytest.approx(machine.speed(finding.winner), rel=0.05)
+        shares.append(machine.speed(finding.winner) / machine.speed(machine.best()))
+    # The promising cells the other way round reach 0.979, and 0.75 in the worst case.
+    assert sum(shares) / len(shares) > 0.99 and min(shares) > 0.95
 
 
 @settings(max_examples=15, deadline=None)

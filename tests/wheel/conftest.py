@@ -17,6 +17,14 @@ FULL = os.environ.get("ORTLAUNCH_TEST_INSTALL") == "1"
 _FOREIGN = ("PYTHONPATH", "MLFLOW_TRACKING_URI", "VIRTUAL_ENV", "ORTLAUNCH_JOBS")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process builds and installs for all tests here."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("wheel"))
+
+
 @dataclass(frozen=True)
 class Installed:
     """An environment with the wheel in it, and a folder to work in that is not below the checkout."""
@@ -41,9 +49,10 @@ def _clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _FOREIGN}
 
 
-def _build(target: str, folder: Path) -> Path:
+def build(target: str, folder: Path, source: Path = ROOT) -> Path:
+    """Builds a package of a folder, which is this checkout unless another is named."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=120)
     (built,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return built
 
@@ -51,13 +60,13 @@ def _build(target: str, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout."""
-    return _build("wheel", tmp_path_factory.mktemp("wheel"))
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source package of this checkout."""
-    return _build("sdist", tmp_path_factory.mktemp("sdist"))
+    return build("sdist", tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import ortlaunch
+from tests.docker.test_files import DOCKERFILES, instructions
+from tests.wheel.conftest import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +28,22 @@ def test_the_wheel_carries_all_that_is_read_at_run_time(wheel: Path) -> None:
     assert not [name for name in names if "test" in name or name.startswith(("docs", "docker"))]
 
 
+def test_what_the_images_copy_is_enough_to_build_it(wheel: Path, tmp_path: Path) -> None:
+    copied = {
+        tuple(tuple(one.words) for one in instructions(path) if one.name == "COPY" and one.stage == 0)
+        for path in DOCKERFILES
+    }
+    (lines,) = copied
+    for *sources, target in lines:
+        for source in sources:
+            there = tmp_path / "src" / target / (Path(source).name if target == "./" else "")
+            copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy2
+            there.parent.mkdir(parents=True, exist_ok=True)
+            copy(ROOT / source, there)
+    built = build("wheel", tmp_path / "out", tmp_path / "src")
+    assert set(zipfile.ZipFile(built).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_the_wheel_describes_itself(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -32,7 +51,9 @@ def test_the_wheel_describes_itself(wheel: Path) -> None:
     assert metadata["Version"] == ortlaunch.__version__
     assert wheel.name == f"ortlaunch-{ortlaunch.__version__}-py3-none-any.whl"
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier"))
-    assert {"cpu", "cuda", "digits", "hf", "server"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"ort", "deepspeed", "cpu", "cuda", "digits", "hf", "metrics", "serve", "server"} <= set(
+        metadata.get_all("Provides-Extra")
+    )
     assert metadata["Requires-Python"] == "<3.14,>=3.11"
 
 

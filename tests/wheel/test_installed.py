@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import ortlaunch
+from tests.wheel.conftest import FULL, Installed
 
 ROOT = Path(__file__).parents[2]
 _SMALL = ("device=cpu", "train.steps=2", "train.log_every=1", "data.seq_len=32")
@@ -18,6 +21,23 @@ def test_it_is_the_wheel_that_runs(installed) -> None:
     assert installed.run("--version").stdout == f"ortlaunch {ortlaunch.__version__}\n"
     assert not Path(installed.value("ortlaunch.__file__")).is_relative_to(ROOT)
     assert installed.value("metadata.version('ortlaunch')") == ortlaunch.__version__
+
+
+@pytest.mark.skipif(not FULL, reason="installs every package anew: make test-wheel")
+def test_the_smallest_installation_trains_compares_and_names_the_extra_of_a_key(wheel, tmp_path) -> None:
+    """Without any extra: no ONNX Runtime, no DeepSpeed."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    (tmp_path / "work").mkdir()
+    smallest = Installed(tmp_path / "venv/bin/python", tmp_path / "work")
+    pip = [smallest.python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel]
+    subprocess.run(pip, check=True, timeout=1200)
+    for words in (_SMALL, (*_SMALL, "trainer=fsdp")):
+        ran = smallest.run(*words)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert smallest.run("compare").stdout.count("FINISHED") == 2
+    for words, extra in ((("trainer=deepspeed",), "deepspeed"), (("backend=ort",), "ort"), (("serve",), "serve")):
+        refused = smallest.run(*words)
+        assert refused.returncode == 2 and f"ortlaunch[{extra}]" in refused.stderr, refused.stderr
 
 
 @pytest.mark.nightly

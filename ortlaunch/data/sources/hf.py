@@ -32,7 +32,12 @@ class HfDataConfig(TokenDataConfig):
     eval_split: str | None = None
     """Split to evaluate on; null holds out a part of data.split."""
     column: str = "text"
-    """Column that holds the text."""
+    """Column that holds the text, or a list of words for `label_column`."""
+    pair_column: str | None = None
+    """Column of a second text that is classified together with the first."""
+    label_column: str | None = None
+    """Column of the classes of texts, or of each of their words; null learns the text itself. Labels are whole numbers
+    or names; other numbers are fitted."""
     tokenizer: str | None = None
     """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
     streaming: bool = False
@@ -42,6 +47,15 @@ class HfDataConfig(TokenDataConfig):
         if self.path.startswith((".", "/", "~")) and not Path(self.path).expanduser().exists():
             raise RequestError(f"data.path={self.path}: no such folder")
         check_tokenizer(self.tokenizer)
+        if self.label_column is None and self.pair_column is not None:
+            raise RequestError(f"data.pair_column={self.pair_column}: is for classes of texts: give data.label_column")
+        if self.label_column is not None:
+            if self.tokenizer is None:
+                raise RequestError(f"data.label_column={self.label_column}: give data.tokenizer, that of the model")
+            if self.streaming:
+                raise RequestError(
+                    f"data.label_column={self.label_column}: labelled texts are read whole: set data.streaming=false"
+                )
 
     def open(self, share: Share) -> Source:
         from ortlaunch.data.hf_datasets import open_hf

@@ -21,7 +21,6 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import size_of
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import LocalConfig, RunConfig
-from ortlaunch.launch import second_look
 from ortlaunch.launch.auto import keep_rate
 from ortlaunch.launch.folder import journal_start, restore_configuration, say_notes, write_run_folder, written
 from ortlaunch.launch.local import machines
@@ -117,7 +116,7 @@ class _Attempt:
         self.stop.is_urgent = False
         if self.own_claim.is_lost:
             raise RequestError(_taken_over(plan))
-        outcome = self._explained(_run_workers(part, config, display, self.started, relay, self.own_claim, self.stop))
+        outcome = _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop)
         # Without the wait for a tracker that is away, which is no part of the training.
         seconds = time.monotonic() - begun
         before = self.stop.count
@@ -136,17 +135,6 @@ class _Attempt:
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
         display.summary(ending, seconds, record, account)
         return code
-
-    def _explained(self, outcome: Outcome) -> Outcome:
-        """Adds the operator in which a signal has ended a worker under ONNX Runtime."""
-        plan, found = self.part.plan, outcome.failure
-        if found is None or outcome.is_gone or not second_look.is_worth_it(found, self.config, plan.run_dir):
-            return outcome
-        text = f"looking for the operator that ended rank {found.rank} (at most {second_look.SECONDS:.0f} s)"
-        print(f"ortlaunch: {text} ...", file=sys.stderr, flush=True)
-        with self.own_claim.kept():
-            found = second_look.explained(found, self.config, self.part.start.environment, plan.run_dir)
-        return dataclasses.replace(outcome, failure=found)
 
     def _journal_end(self, outcome: Outcome) -> Goodput | None:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""

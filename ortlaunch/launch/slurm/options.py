@@ -2,8 +2,8 @@
 
 sbatch splits a line ``#SBATCH …`` into words (quotes and backslashes as in a shell, a comment after ``#``) and gives
 the words of all lines together to ``getopt_long``. So one line may hold several options, a long option may be
-shortened as long as it is clear, its value may follow ``=`` or be the next word, and an option without the value that
-it needs takes the next line's option for its value.
+shortened as long as it is clear, and its value may follow ``=`` or be the next word. What is no option, or lacks a
+value, is for sbatch to refuse.
 """
 
 from __future__ import annotations
@@ -42,136 +42,23 @@ OURS = {
 """Options that a user may not give, with the reason or the key to set instead."""
 
 _SHORT = {
-    "A": "--account",
-    "B": "--extra-node-info",
-    "C": "--constraint",
     "D": "--chdir",
-    "F": "--nodefile",
     "G": "--gpus",
     "J": "--job-name",
-    "L": "--licenses",
-    "M": "--clusters",
     "N": "--nodes",
-    "S": "--core-spec",
-    "a": "--array",
-    "b": "--begin",
-    "c": "--cpus-per-task",
-    "d": "--dependency",
-    "e": "--error",
-    "i": "--input",
-    "m": "--distribution",
-    "n": "--ntasks",
-    "o": "--output",
-    "p": "--partition",
-    "q": "--qos",
-    "t": "--time",
-    "w": "--nodelist",
-    "x": "--exclude",
-}
-"""The short options with a value (man sbatch); srun's are the same."""
-_SHORT_FLAGS = {
-    "H": "--hold",
-    "O": "--overcommit",
-    "Q": "--quiet",
     "V": "--version",
     "W": "--wait",
+    "a": "--array",
+    "c": "--cpus-per-task",
+    "e": "--error",
     "h": "--help",
-    "k": "--no-kill",
-    "s": "--oversubscribe",
-    "v": "--verbose",
+    "n": "--ntasks",
+    "o": "--output",
 }
-_FLAGS = frozenset(
-    [
-        "--contiguous",
-        "--exclusive",
-        "--get-user-env",
-        "--help",
-        "--hold",
-        "--ignore-pbs",
-        "--nice",
-        "--no-kill",
-        "--no-requeue",
-        "--overcommit",
-        "--oversubscribe",
-        "--parsable",
-        "--propagate",
-        "--quiet",
-        "--reboot",
-        "--requeue",
-        "--spread-job",
-        "--stepmgr",
-        "--test-only",
-        "--usage",
-        "--use-min-nodes",
-        "--verbose",
-        "--version",
-        "--wait",
-    ]
-)
-"""Options that need no value; a value may only follow ``=``."""
-_WITH_VALUE = frozenset(_SHORT.values()) | frozenset(
-    [
-        "--acctg-freq",
-        "--batch",
-        "--bb",
-        "--bbf",
-        "--cluster-constraint",
-        "--comment",
-        "--container",
-        "--container-id",
-        "--cores-per-socket",
-        "--cpu-freq",
-        "--cpus-per-gpu",
-        "--deadline",
-        "--delay-boot",
-        "--export",
-        "--export-file",
-        "--extra",
-        "--gid",
-        "--gpu-bind",
-        "--gpu-freq",
-        "--gpus-per-node",
-        "--gpus-per-socket",
-        "--gpus-per-task",
-        "--gres",
-        "--gres-flags",
-        "--hint",
-        "--kill-on-invalid-dep",
-        "--mail-type",
-        "--mail-user",
-        "--mcs-label",
-        "--mem",
-        "--mem-bind",
-        "--mem-per-cpu",
-        "--mem-per-gpu",
-        "--mincpus",
-        "--network",
-        "--ntasks-per-core",
-        "--ntasks-per-gpu",
-        "--ntasks-per-node",
-        "--ntasks-per-socket",
-        "--open-mode",
-        "--power",
-        "--prefer",
-        "--priority",
-        "--profile",
-        "--reservation",
-        "--signal",
-        "--sockets-per-node",
-        "--switches",
-        "--thread-spec",
-        "--threads-per-core",
-        "--time-min",
-        "--tmp",
-        "--tres-bind",
-        "--tres-per-task",
-        "--uid",
-        "--wait-all-nodes",
-        "--wckey",
-        "--wrap",
-    ]
-)
-_KNOWN = _FLAGS | _WITH_VALUE | frozenset(OURS)
+"""The letters of those that have one (man sbatch); srun's are the same. Other options go by their long names alone:
+a letter may be a flag that others follow, as in ``-Ho/tmp/log``."""
+_FREE = "--container"
+"""An option of its own that is also the beginning of one of `OURS`."""
 
 
 def parse(key: str, text: str) -> list[tuple[str, str | None]]:
@@ -179,7 +66,7 @@ def parse(key: str, text: str) -> list[tuple[str, str | None]]:
 
     Args:
         key: the item's key, for messages.
-        text: the item, such as ``--nice=100``, ``--comment "two words"`` or ``-t 10``.
+        text: the item, such as ``--nice=100`` or ``--comment "two words"``.
 
     Raises:
         RequestError: it is no option on one line, or an option that ortlaunch sets itself, in whatever form.
@@ -191,11 +78,8 @@ def parse(key: str, text: str) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
     while words:
         name, value = _split(where, words.pop(0))
-        _check_free(where, name)
-        if value is None and name not in _FLAGS and words and not words[0].startswith("-"):
+        if value is None and words and not words[0].startswith("-"):
             value = words.pop(0)
-        if value is None and name in _WITH_VALUE:
-            raise RequestError(f"{where}: {name} needs a value: write {name}=VALUE")
         found.append((name, value))
     return found
 
@@ -213,22 +97,17 @@ def _words(where: str, text: str) -> list[str]:
 
 
 def _split(where: str, word: str) -> tuple[str, str | None]:
-    """Returns a word's option by its long name, and the value in it."""
-    if long := re.fullmatch(r"(--[A-Za-z][\w-]*)(?:=(.*))?", word):
-        return long[1], long[2]
-    short = re.fullmatch(r"-([A-Za-z])(.*)", word)
-    if short is None:
+    """Returns a word's option, and the value after its =."""
+    if short := re.match(r"-([A-Za-z])", word):
+        name, value = _SHORT.get(short[1], ""), None
+        if not name:
+            raise RequestError(f"{where}: {word}: give each option by itself and by its long name, such as --nice=100")
+    elif long := re.fullmatch(r"(--[A-Za-z][\w-]*)(?:=(.*))?", word):
+        name, value = long.groups()
+    else:
         raise RequestError(f"{where}: {word!r} is no option: write --NAME=VALUE, in quotes where the value has a space")
-    letter, rest = short[1], short[2]
-    if letter in _SHORT:
-        return _SHORT[letter], rest or None
-    if letter in _SHORT_FLAGS and not rest:
-        return _SHORT_FLAGS[letter], None
-    raise RequestError(f"{where}: {word}: give each option by itself and by its long name, such as --nice=100")
-
-
-def _check_free(where: str, name: str) -> None:
-    """Refuses an option that ortlaunch sets. A name that is no option may be short for one: sbatch takes --outp too."""
-    meant = name if name in _KNOWN else next((ours for ours in OURS if ours.startswith(name)), name)
-    if meant in OURS:
-        raise RequestError(f"{where}: {name} would be in ortlaunch's way: {OURS[meant]}")
+    # sbatch takes --outp for --output too.
+    ours = name if name in OURS else next((one for one in OURS if one.startswith(name) and name != _FREE), None)
+    if ours is not None:
+        raise RequestError(f"{where}: {name} would be in ortlaunch's way: {OURS[ours]}")
+    return name, value

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ortlaunch.models import modes
+from ortlaunch.ort import cache
 from ortlaunch.ort.mends import (
     buffers,
     checkpoints,
@@ -69,6 +70,7 @@ def install() -> None:
     from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
     from onnxruntime.training.ortmodule._io import _FlattenedModule
 
+    cache.install()
     gradients.install()
     statistics.register()
     outputs.install()
@@ -125,13 +127,13 @@ def install() -> None:
 
     def exported(current: _Export, arguments: dict[str, Any]) -> Any:
         try:
-            return original_export(**arguments)
+            return cache.export(original_export, arguments)
         except Exception:
             if not current.reads.tensors or not current.watches:
                 raise
             # What was read may come from operators that cannot be exported, and that the outputs do not need.
             current.watches = False
-            return original_export(**arguments)
+            return cache.export(original_export, arguments)
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING

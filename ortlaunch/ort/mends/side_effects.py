@@ -71,9 +71,8 @@ def _address(tensor: Tensor) -> int:
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return 0
     with torch._C.DisableTorchFunction():
-        # Not the method of Tensor, which the export cache watches for values that a model takes unseen.
         try:
-            storage: torch.UntypedStorage = torch._C.TensorBase.untyped_storage(tensor)
+            storage = tensor.untyped_storage()
         except NotImplementedError:
             # One inside torch.vmap.
             return 0

@@ -19,7 +19,7 @@ from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow
 from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort import session
+from ortlaunch.ort import cache, session
 from ortlaunch.ort.blocks import OrtBlock, attached
 from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.verify.beside import beside
@@ -87,7 +87,7 @@ def block_findings(
             for number, batch in enumerate(batches):
                 passes.current = number
                 # Without gradients, the blocks would export and run the graph without dropout.
-                with precision(), trace_warnings() as new:
+                with cache.reading(), precision(), trace_warnings() as new:
                     task.outputs(model, batch)
                 passes.warnings += new
         finally:
@@ -189,12 +189,14 @@ class _Watch:
     def _compare(self, ort_module: torch.nn.Module, inputs: Batch) -> None:
         if session.fallback_reason(ort_module) is not None:
             return
+        self.findings = cache.judged(ort_module, lambda: self._errors(ort_module, inputs))
+
+    def _errors(self, ort_module: torch.nn.Module, inputs: Batch) -> list[Finding]:
         error = outputs_error(ort_module, inputs, self._passes.precision)
         kind = Allow["wrong_outputs"]
         if error is None and self._passes.are_ending and torch.is_grad_enabled():
             error, kind = gradients_error(ort_module, inputs, self._passes.precision), Allow["wrong_gradients"]
-        if error is not None:
-            self.findings = [Finding(kind, f"in the block {self.block.path}, {error}", _ADVICE)]
+        return [Finding(kind, f"in the block {self.block.path}, {error}", _ADVICE)] if error is not None else []
 
 
 class _Training:

@@ -12,6 +12,7 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.data.batch import named
 from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort import cache
 from ortlaunch.ort.graphs import Graphs
 from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.verify.pair import Context
@@ -102,8 +103,12 @@ class Fitting:
         sizes, other = sizes_of(batch), self._evaluated
         self._evaluated = batch
         self._evaluation_graphs.use(sizes)
-        # The first batch is that of the trace.
-        if not is_new(sizes, self._evaluated_sizes) or not other:
+        if not is_new(sizes, self._evaluated_sizes):
+            return
+        if not other:
+            # It is that of the trace, unless the graph was kept by another start.
+            with decisions.not_noted():
+                cache.judged(self._wrapped, lambda: not self._evaluates(batch))
             return
         made = resized(other, batch)
         with decisions.not_noted():

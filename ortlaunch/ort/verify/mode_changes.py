@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ortlaunch.models import modes
-from ortlaunch.ort.cache import key
+from ortlaunch.ort.verify.python_values import described
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,4 @@ class ModeChanges:
 
 
 def _reached(model: torch.nn.Module) -> _Reached:
-    # Values without a description, such as a weak reference, are left out.
-    facts = key.describe_model(model, must_be_complete=False).facts
-    return _Reached([*model.parameters(), *model.buffers()], facts)
+    return _Reached([*model.parameters(), *model.buffers()], described(model))

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.cache import key
-from ortlaunch.ort.cache.values import NOT_DESCRIBED, SEEN
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.kept import Kept, kept
 from ortlaunch.ort.verify.later import TIMES, is_later_different
 from ortlaunch.ort.verify.nested import NamedTensors
+from ortlaunch.ort.verify.python_values import NOT_DESCRIBED, SEEN, described
+from ortlaunch.ort.verify.python_values import changed as is_changed
 from ortlaunch.ort.verify.uses import CodePlace, Uses
 
 _ROUNDING = 1e-6
@@ -145,7 +145,7 @@ def _matters_turned(
     except BaseException:
         # A model may end the program after so many steps.
         return True
-    return is_other or bool(new) or key.changed(outside, _outside(model))
+    return is_other or bool(new) or is_changed(outside, _outside(model))
 
 
 def _outside(model: torch.nn.Module) -> Any:
@@ -169,12 +169,12 @@ def _after(model: torch.nn.Module, forward: Callable[[], NamedTensors], restore_
 
 def _facts(model: torch.nn.Module) -> dict[str, Any]:
     """Describes all that forward's code reaches; what has no description, such as a weak reference, is left out."""
-    facts = key.describe_model(model, must_be_complete=False).facts
+    facts = described(model)
     return {"modules": facts["modules"], "reached": facts["reached"], "environment": dict(os.environ)}
 
 
 def _differences(where: str, before: Any, after: Any) -> Iterator[PythonChange]:
-    if not key.changed(before, after):
+    if not is_changed(before, after):
         return
     if isinstance(before, list) and isinstance(after, list) and before[:1] == after[:1]:
         if before[:1] == [SEEN]:

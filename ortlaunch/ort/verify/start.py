@@ -19,7 +19,7 @@ import torch
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort import session
+from ortlaunch.ort import cache, session
 from ortlaunch.ort.failed_node import failure
 from ortlaunch.ort.mends import failed_export
 from ortlaunch.ort.mends.checkpoints import without_reentrance
@@ -65,29 +65,33 @@ class QuickCheck:
         Raises:
             RequestError: the model runs in eager PyTorch and not under ONNX Runtime.
         """
+        known = list(warnings)
         with same_random_numbers():
-            self._warnings = list(warnings)
-            state = ModelState(session.plain_model(self._wrapped))
-            try:
-                return self._findings(batches, state)
-            except (RequestError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                state.restore()
-                # The model's own error comes first.
-                self._run_plain(batches)
-                if isinstance(error, TrainingError):
-                    raise RequestError(f"backend=ort cannot train this model: {error}") from error
-                manager = session.training_manager(self._wrapped)
-                what = (failure(manager, str(error)) if manager is not None else None) or cause(error)
-                statement = failed_export.take()
-                what = f"{statement} cannot be exported: {re.sub(_KIND, '', what)}" if statement else what
-                raise RequestError(
-                    f"backend=ort cannot train this model: {what}. Use backend=eager or backend=compile, or "
-                    "change that part (`ortlaunch check` with the same keys names it where it can)"
-                ) from error
-            finally:
-                state.restore()
+            return cache.judged(self._wrapped, lambda: self._checked(batches, known))
+
+    def _checked(self, batches: list[Batch], warnings: list[TraceWarning]) -> list[Finding]:
+        self._warnings = list(warnings)
+        state = ModelState(session.plain_model(self._wrapped))
+        try:
+            return self._findings(batches, state)
+        except (RequestError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            state.restore()
+            # The model's own error comes first.
+            self._run_plain(batches)
+            if isinstance(error, TrainingError):
+                raise RequestError(f"backend=ort cannot train this model: {error}") from error
+            manager = session.training_manager(self._wrapped)
+            what = (failure(manager, str(error)) if manager is not None else None) or cause(error)
+            statement = failed_export.take()
+            what = f"{statement} cannot be exported: {re.sub(_KIND, '', what)}" if statement else what
+            raise RequestError(
+                f"backend=ort cannot train this model: {what}. Use backend=eager or backend=compile, or "
+                "change that part (`ortlaunch check` with the same keys names it where it can)"
+            ) from error
+        finally:
+            state.restore()
 
     def _findings(self, batches: list[Batch], state: ModelState) -> list[Finding]:
         with trace_warnings() as new:
@@ -101,6 +105,7 @@ class QuickCheck:
                     "eval(), or use backend=eager or backend=compile"
                 )
             # The model fell back to PyTorch (backend.fallback=warn), so there is nothing to compare.
+            cache.forget(self._wrapped)
             return []
         examination = Examination(self._wrapped, self._task, self._precision, state, batches, self._warnings)
         findings = [trap.finding(examination) for trap in TRAPS.values()]

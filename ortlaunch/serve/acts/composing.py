@@ -17,7 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, read_bytes
 from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.compose.hydra_tree import compose, compose_with_reason
-from ortlaunch.compose.overrides import parsed
+from ortlaunch.compose.overrides import parsed, quoted
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config, to_dict
@@ -31,7 +31,6 @@ from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.fields import PROFILE_OF_SLURM, key_of_own_code
-from ortlaunch.serve.requests import quoted
 
 _LONGEST_TEXT = 60_000
 _LARGEST_FILE = 1 << 20

@@ -18,7 +18,6 @@ from ortlaunch.serve.follow.details import detail_of, nothing_yet
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, search
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
-from ortlaunch.serve.index.tables import IndexedRun
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
@@ -51,14 +50,12 @@ def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAG
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
     filters = {**query.filters, "text": query.text[:_LONGEST_TEXT]}
-    with reading(service.engine) as session:
-        return page_of(session, service.queue.positions(), filters, query.sort, query.page, size)
+    return page_of(service, filters, query.sort, query.page, size)
 
 
 def facets(service: Service, caller: Caller) -> Facets:
     """Returns what the list can be filtered by."""
-    with reading(service.engine) as session:
-        return facets_of(session)
+    return facets_of(service)
 
 
 def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
@@ -68,9 +65,8 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
         HTTPException: there is no such run.
     """
     found = find(service, asked)
+    row, run = rows_of(service, [found.place]).get(found.place), service.runs.run_at(found.place)
     with reading(service.engine) as session:
-        row = rows_of(session, service.queue.positions(), [found.place]).get(found.place)
-        run = session.get(IndexedRun, found.place)
         job = session.get(Job, found.job_id) if found.job_id is not None else None
     if row is None and job is not None and job.state not in OPEN_STATES:
         raise HTTPException(404, f"the run folder is gone, {found.place}: somebody has deleted or moved it")

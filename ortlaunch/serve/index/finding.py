@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from ortlaunch.run.run import Run
 from ortlaunch.serve.database import reading
-from ortlaunch.serve.index.tables import IndexedRun
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import User
@@ -52,7 +51,7 @@ class Found:
 def find(service: Service, asked: str) -> Found:
     """Returns the run that an id means: its key, its short id, or the id of its job in the queue.
 
-    It reads the database alone, and no run folder.
+    It reads no run folder.
 
     Args:
         service: the service.
@@ -62,14 +61,14 @@ def find(service: Service, asked: str) -> Found:
         HTTPException: 404 for an unknown id; 409 for a short id that several runs have.
     """
     with reading(service.engine) as session:
-        places = _places(session, asked)
+        places = _places(service, session, asked)
         if not places:
             form = "such as 20260131-235959-1a2b3c, or by its last six letters"
             hint = "" if _is_id(asked) else f": a run is named here by its id, {form}"
             raise HTTPException(404, f"there is no such run{hint}")
         if len(places) > 1:
             raise HTTPException(409, f"{asked} means {len(places)} runs: name one by its key, <date>-<time>-<id>")
-        return _found(session, places.pop(), is_shared=service.settings.shared_account)
+        return _found(service, session, places.pop())
 
 
 def found_run(service: Service, asked: str) -> Found:
@@ -88,30 +87,32 @@ def _is_id(asked: str) -> bool:
     return any(form.fullmatch(asked) for form in (_JOB, _KEY, _SHORT))
 
 
-def _places(session: Session, asked: str) -> set[str]:
+def _places(service: Service, session: Session, asked: str) -> set[str]:
     if _JOB.fullmatch(asked):
         return set(session.scalars(select(Job.run_dir).where(Job.id == asked)))
     if _KEY.fullmatch(asked):
-        runs = select(IndexedRun.place).where(IndexedRun.key == asked)
         jobs = select(Job.run_dir).where(Job.run_id == asked[-6:], Job.run_key == asked)
     elif _SHORT.fullmatch(asked):
-        runs = select(IndexedRun.place).where(IndexedRun.run_id == asked)
         jobs = select(Job.run_dir).where(Job.run_id == asked)
     else:
         return set()
     # A folder that somebody else has named like a run of the service does not stand for it, nor make its id ambiguous.
-    return set(session.scalars(jobs)) or set(session.scalars(runs))
+    return set(session.scalars(jobs)) or {
+        place for place, run in service.runs.runs.items() if asked in (run.key, run.run_id)
+    }
 
 
-def _found(session: Session, place: str, *, is_shared: bool) -> Found:
-    run = session.get(IndexedRun, place)
+def _found(service: Service, session: Session, place: str) -> Found:
+    run = service.runs.run_at(place)
     query = select(Job).where(Job.run_dir == place)
     if run is not None:
         query = query.where(Job.run_id == run.run_id)
     job = session.scalars(query.order_by(Job.number.desc()).limit(1)).first()
     known = run or job
     assert known is not None
-    owner = job.owner if job is not None else "" if is_shared else _user_of(session, known.unix_user)
+    owner = (
+        job.owner if job is not None else "" if service.settings.shared_account else _user_of(session, known.unix_user)
+    )
     return Found(
         id=run.key if run is not None else job.run_key if job is not None else "",
         run_id=known.run_id,

@@ -1,4 +1,4 @@
-"""Reads run folders into rows of the index."""
+"""Reads run folders into what the list keeps of them in memory."""
 
 from __future__ import annotations
 
@@ -7,39 +7,72 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import public_text
 from ortlaunch.base.user import name_of
 from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.launch.jobs import of_user
-from ortlaunch.run.folders import folder_at
+from ortlaunch.run.folders import RunFolder, folder_at
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
 from ortlaunch.serve.index.folders import Stamp
 
 _LONGEST_NAME, _LONGEST_REASON = 200, 2000
-_LARGEST_STEP = 2**62
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One run folder as it was read."""
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the list keeps of one run folder. Times are seconds since the epoch."""
 
     place: str
-    values: dict[str, Any]
-    """The columns of `IndexedRun`."""
+    """The path of the run folder; it is `run_dir` of the run's jobs in the queue."""
+    key: str
+    """``<date>-<time>-<id>``, the id in the API."""
+    run_id: str
+    name: str
+    experiment: str
+    started: float
+    """When the run was made."""
+    updated: float
+    """When the run last journalled something."""
+    state: str
+    """A value of `ortlaunch.follow.state.State`, by the folder and what schedulers say."""
+    reason: str
+    unix_user: str = ""
+    """The owner of the folder."""
+    changed: int = 0
+    """The folder's modification time in nanoseconds, for which this holds if the run is over."""
+    is_over: bool = False
+    has_end: bool = False
+    """Whether its folder says how it has ended."""
+    ended: float | None = None
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    diverged: bool = False
+    """Whether the latest loss is no finite number, which JSON cannot hold."""
+    rate: float | None = None
+    rate_unit: str = ""
+    seconds_left: float | None = None
+    nodes: int = 1
+    restarts: int = 0
+    checkpoint: str = ""
+    unsent: int = 0
+    """Bytes of the journal that a tracking server has not got yet."""
 
 
-def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[Reading]:
+def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[tuple[Listed, RunFolder, Row]]:
     """Reads run folders. What is no run folder yet, or no more, is left out.
 
     Each scheduler is asked once for each owner, and not at all if it has answered within the last five seconds.
 
     Args:
         places: the folders, with what their listing says.
+
+    Returns:
+        What the list keeps of each, and the folder and the row that it was made of.
     """
     found: list[tuple[Record, Stamp]] = []
     for place, stamp in places:
@@ -50,15 +83,15 @@ def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[Reading]:
     by_owner: dict[int, list[tuple[Record, Stamp]]] = {}
     for record, stamp in found:
         by_owner.setdefault(stamp.user, []).append((record, stamp))
-    return [reading for user, own in by_owner.items() for reading in _judged(user, own)]
+    return [one for user, own in by_owner.items() for one in _judged(user, own)]
 
 
-def _judged(user: int, own: list[tuple[Record, Stamp]]) -> Iterator[Reading]:
-    """Yields the rows of one owner's runs, by what schedulers say of that owner's jobs."""
+def _judged(user: int, own: list[tuple[Record, Stamp]]) -> Iterator[tuple[Listed, RunFolder, Row]]:
+    """Yields one owner's runs, by what schedulers say of that owner's jobs."""
     with of_user(name_of(user)):
         rows = Survey([record.folder for record, _ in own]).rows_of([record for record, _ in own])
     for (record, stamp), row in zip(own, rows, strict=True):
-        yield Reading(record.folder.place, _values(record, row, stamp))
+        yield listed(record.folder, row, stamp), record.folder, row
 
 
 def fingerprint(place: str) -> tuple[int, ...]:
@@ -75,42 +108,45 @@ def made_at(when: str) -> float | None:
         return None
 
 
-def _values(record: Record, row: Row, stamp: Stamp) -> dict[str, Any]:
+def listed(folder: RunFolder, row: Row, stamp: Stamp) -> Listed:
+    """Returns what the list keeps of a run.
+
+    Args:
+        folder: its folder.
+        row: the run.
+        stamp: what the listing of folders says about its folder.
+    """
     tokens, samples = row.rates
     rate = tokens if tokens is not None else samples
     loss = row.last_loss
-    last = record.state.last
-    started = made_at(record.folder.time) or stamp.changed / 1e9
-    updated = last / 1000 if last is not None else stamp.changed / 1e9
-    ended = (record.state.ended_at or last or 0) / 1000 or updated
-    return {
-        "place": record.folder.place,
-        "key": str(RunKey.of_folder(record.folder.path.name))[:64],
-        "run_id": record.folder.run_id[:64],
-        "name": public_text(row.name)[:_LONGEST_NAME],
-        "experiment": public_text(row.experiment)[:_LONGEST_NAME],
-        "unix_user": name_of(stamp.user),
-        "state": row.state.value,
-        "reason": public_text(row.reason)[:_LONGEST_REASON],
-        "is_over": row.is_over,
-        "step": _count(row.step),
-        "steps": _count(row.steps),
-        "loss": _finite(loss),
-        "diverged": loss is not None and not math.isfinite(loss),
-        "rate": _finite(rate),
-        "rate_unit": "" if rate is None else "tokens/s" if tokens is not None else "samples/s",
-        "seconds_left": _finite(row.left_seconds),
-        "started": started,
-        "updated": updated,
-        "ended": ended if row.is_over else None,
-        "launcher": public_text(row.launcher)[:64],
-        "scheduler_job": row.job_id or "",
-        "nodes": row.nodes,
-        "restarts": row.restarts,
-        "checkpoint": row.checkpoint[:64],
-        "unsent": record.run.unsent_bytes(),
-        "changed": stamp.changed,
-    }
+    updated = row.updated if row.updated is not None else stamp.changed / 1e9
+    return Listed(
+        place=folder.place,
+        changed=stamp.changed,
+        key=str(RunKey.of_folder(folder.path.name))[:64],
+        run_id=folder.run_id[:64],
+        name=public_text(row.name)[:_LONGEST_NAME],
+        experiment=public_text(row.experiment)[:_LONGEST_NAME],
+        unix_user=name_of(stamp.user),
+        state=row.state.value,
+        reason=public_text(row.reason)[:_LONGEST_REASON],
+        is_over=row.is_over,
+        has_end=row.ended is not None,
+        step=row.step,
+        steps=row.steps,
+        loss=_finite(loss),
+        diverged=loss is not None and not math.isfinite(loss),
+        rate=_finite(rate),
+        rate_unit="" if rate is None else "tokens/s" if tokens is not None else "samples/s",
+        seconds_left=_finite(row.left_seconds),
+        started=made_at(folder.time) or stamp.changed / 1e9,
+        updated=updated,
+        ended=(row.ended or updated) if row.is_over else None,
+        nodes=row.nodes,
+        restarts=row.restarts,
+        checkpoint=row.checkpoint[:64],
+        unsent=row.unsent_bytes,
+    )
 
 
 def _stat(path: Path) -> tuple[int, int]:
@@ -123,7 +159,3 @@ def _stat(path: Path) -> tuple[int, int]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _count(value: int | None) -> int | None:
-    return None if value is None else max(-_LARGEST_STEP, min(_LARGEST_STEP, value))

@@ -11,7 +11,6 @@ from fastapi.responses import HTMLResponse
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.comparison import compared, runs_of
-from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.pages.render import render
@@ -30,8 +29,7 @@ def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
     asked = runs_of(ids)
     service = service_of(request)
     places = {one: find(service, one).place for one in asked}
-    with reading(service.engine) as session:
-        rows = rows_of(session, {}, places.values())
+    rows = rows_of(service, places.values())
     names = {one: rows[place]["name"] if place in rows else one for one, place in places.items()}
     # The trials of a tuning, and runs that were made again, have one name.
     often = {name for name, count in Counter(names.values()).items() if count > 1}

@@ -23,7 +23,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from ortlaunch.run.checkpoints import CONVERTED, remove_converted
 from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.host import HostMemory, save_file, to_host
-from ortlaunch.trainer.checkpoint.torch_state import Write
+from ortlaunch.trainer.checkpoint.torch_state import Write, state_of
 
 _TAG = "deepspeed"
 
@@ -61,12 +61,13 @@ class _LaterEngine(CheckpointEngine):
         return False
 
 
-def snapshot(engine: Any, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
+def snapshot(engine: Any, folder: Path, *, trained_only: bool, shared: bool, memory: HostMemory) -> Write:
     """Copies this worker's share of the state to host memory. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
         folder: the folder that the state will be written to. It need not exist yet.
+        trained_only: leave out the parameters that need no gradient.
         shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
         memory: what the tensors are copied into.
     """
@@ -77,7 +78,7 @@ def snapshot(engine: Any, folder: Path, *, shared: bool, memory: HostMemory) -> 
     engine._copy_recovery_script = lambda _folder: None
     try:
         with contextlib.redirect_stdout(sys.stderr), _left_gathered(engine):
-            engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+            engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=trained_only)
     finally:
         engine.checkpoint_engine = usual
 
@@ -124,7 +125,9 @@ def _without_shard(value: Any) -> Any:
     return torch.empty(0, dtype=value.dtype, device=value.device) if hasattr(value, "ds_id") else value
 
 
-def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
+def restore(
+    engine: Any, folder: Path, *, saved_workers: int, scratch: Path, group: dist.ProcessGroup, trained_only: bool
+) -> None:
     """Loads a written snapshot. All workers must call it.
 
     Args:
@@ -134,26 +137,28 @@ def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, gro
             used.
         scratch: a folder for the universal checkpoint. It takes as much space as the snapshot and is removed.
         group: a process group of all workers.
+        trained_only: as it was for the snapshot.
     """
     with contextlib.redirect_stdout(sys.stderr):
         if saved_workers == dist.get_world_size() or not engine.zero_optimization():
-            _load(engine, folder, _TAG)
+            _load(engine, folder, _TAG, trained_only=trained_only)
         else:
-            _restore_reshaped(engine, folder, scratch, group)
+            _restore_reshaped(engine, folder, scratch, group, trained_only=trained_only)
 
 
-def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
+def weights(engine: Any, *, is_first: bool, trained_only: bool) -> dict[str, torch.Tensor]:
     """The whole model in host memory, by plain names. It is gathered parameter by parameter. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
         is_first: whether this worker gets the weights. The others take part in the gathering and get nothing.
+        trained_only: as in `snapshot`.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
     whole: dict[int, torch.Tensor] = {}
-    state = engine.module.state_dict(keep_vars=True)
+    state = state_of(engine.module, trained_only=trained_only)
     for value in state.values():
         if id(value) in whole:
             continue  # This is another name of the same weight.
@@ -179,14 +184,16 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), _TAG, lazy_mode=False))
 
 
-def _load(engine: Any, folder: Path, tag: str) -> None:
+def _load(engine: Any, folder: Path, tag: str, *, trained_only: bool) -> None:
     with reading.deepspeed_classes(folder / tag):
-        path, _ = engine.load_checkpoint(str(folder), tag=tag)
+        path, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=not trained_only)
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / tag}")
 
 
-def _restore_reshaped(engine: Any, folder: Path, scratch: Path, group: dist.ProcessGroup) -> None:
+def _restore_reshaped(
+    engine: Any, folder: Path, scratch: Path, group: dist.ProcessGroup, *, trained_only: bool
+) -> None:
     """Loads a snapshot that another number of workers wrote, through a universal checkpoint in `scratch`."""
     universal = scratch / CONVERTED
     try:
@@ -195,7 +202,7 @@ def _restore_reshaped(engine: Any, folder: Path, scratch: Path, group: dist.Proc
         dist.barrier(group)
         engine._config.load_universal_checkpoint = True
         try:
-            _load(engine, scratch, CONVERTED)
+            _load(engine, scratch, CONVERTED, trained_only=trained_only)
         finally:
             engine._config.load_universal_checkpoint = False
         if engine.zero_optimization_partition_weights():

@@ -124,6 +124,23 @@ def check_model(start: Start, shapes: dict[str, list[int]]) -> None:
         raise RequestError(f"{start.path} is of another model:\n" + "\n".join(lines))
 
 
+def check_base(start: Start, base: str) -> None:
+    """Refuses a checkpoint of an adapter that was trained beside other weights.
+
+    Args:
+        start: the place where training begins.
+        base: a hash of this run's weights that are not trained; empty where all are.
+
+    Raises:
+        RequestError: the checkpoint's hash differs.
+    """
+    if start.path is not None and start.meta.get("base", "") != base:
+        raise RequestError(
+            f"{start.path} holds an adapter alone, and the weights beside it were others when it was written: give the "
+            "model, model.params, model.weights and seed of that run"
+        )
+
+
 def check_buffers(start: Start, shapes: dict[str, list[int]]) -> None:
     """Refuses a checkpoint of another model, by the buffers that are in no state dict.
 
@@ -175,7 +192,7 @@ def reading_of(config: Config, *, is_numbered: bool) -> dict[str, Any]:
 
 def optimizer_of(config: Config) -> dict[str, Any]:
     """The keys and values that determine which state the optimizer has, and for which groups of parameters."""
-    return config.optimizer.state_facts()
+    return config.optimizer.state_facts() | config.adapter.facts()
 
 
 def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers, reading: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ def snapshot(
     folder: Path,
     *,
     is_first: bool,
+    trained_only: bool,
     shared: bool,
     memory: HostMemory,
 ) -> Write:
@@ -55,11 +56,12 @@ def snapshot(
         folder: the folder that the snapshot will be written to.
         is_first: whether this is the first worker. Only its buffers are saved: DistributedDataParallel sends them to
             the others before every forward, and between steps the others' buffers may differ.
+        trained_only: as in `state_of`.
         shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
         memory: what the tensors are copied into.
     """
     # This call comes before `named_parameters`, because a sharded model replaces gathered parameters by shards here.
-    state = model.state_dict(keep_vars=True)
+    state = state_of(model, trained_only=trained_only)
     parameters = dict(model.named_parameters())
     tensors = {_MODEL + name: value for name, value in _once(state).items() if is_first or name in parameters}
     tensors |= {_AVERAGE + name: value for name, value in averages.items()}
@@ -86,18 +88,38 @@ def snapshot(
     return write
 
 
+def state_of(model: torch.nn.Module, *, trained_only: bool) -> dict[str, torch.Tensor]:
+    """The parameters, as they are, and the buffers of a model by name.
+
+    Args:
+        model: the module whose state dict has plain names.
+        trained_only: leave out the parameters that need no gradient.
+    """
+    state = model.state_dict(keep_vars=True)
+    if not trained_only:
+        return state
+    return {
+        name: value for name, value in state.items() if value.requires_grad or not isinstance(value, torch.nn.Parameter)
+    }
+
+
 def restore(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: dist.ProcessGroup
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    group: dist.ProcessGroup,
+    *,
+    trained_only: bool,
 ) -> dict[str, Any]:
     """Loads a written snapshot into model and optimizer. All workers must call it.
 
     Returns:
         The further state that `snapshot` got as `rest`, and as ``averages`` what it got as these.
     """
-    state = model.state_dict(keep_vars=True)
+    state = state_of(model, trained_only=trained_only)
     tensors = read_tensors(folder, group, state)
     rest = reading.load(folder / _REST)
-    model.load_state_dict(_filled(_below(_MODEL, tensors), state))
+    model.load_state_dict(_filled(_below(_MODEL, tensors), state), strict=not trained_only)
     fields: dict[str, dict[str, Any]] = rest.pop("plain")
     for key, value in tensors.items():
         if key.startswith(_OPTIMIZER):

@@ -26,11 +26,12 @@ from ortlaunch.trainer.checkpoint.host import HostMemory
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines import deepspeed_exchange, zero_copies
+from ortlaunch.trainer.given_optimizer import names_in, optimizer_of
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optimizers import build_optimizer, masks_on_device, settings_kept
+from ortlaunch.trainer.optimizers import masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedules import build_scheduler, current_factor
+from ortlaunch.trainer.schedules import rate_of
 from ortlaunch.trainer.statistics import normalize_in_fp32
 from ortlaunch.trainer.used import UsedWeights, in_words
 from ortlaunch.trainer.workers import Workers
@@ -44,7 +45,16 @@ _REMEDY = (
 class DeepSpeedEngine(Engine):
     """DeepSpeed with ZeRO 0 to 3."""
 
-    def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
+    counts_micro_batches = True
+
+    def __init__(
+        self,
+        inner: torch.nn.Module,
+        config: Config,
+        workers: Workers,
+        task: Task,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         import deepspeed
 
         cfg = config.trainer
@@ -63,6 +73,7 @@ class DeepSpeedEngine(Engine):
         self._is_first = workers.is_first
         self.task = task
         self._precision = config.train.precision
+        self._trained_only = not config.adapter.trains_all
         self._clip = config.train.clip_grad_norm
         self._is_plain = _is_plain(config, cfg)
         self._workers = workers
@@ -71,11 +82,12 @@ class DeepSpeedEngine(Engine):
         """The weights that no micro-batch uses; None before the first one."""
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
         in_pieces = None if self._is_plain else f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
-        self._optimizer = build_optimizer(inner, config.optimizer, in_pieces=in_pieces)
+        self._optimizer, self._scheduler = optimizer_of(
+            config, inner, optimizer, names_in(optimizer, inner), in_pieces=in_pieces
+        )
         self._peak = config.optimizer.lr
         self._decays = any(group["weight_decay"] for group in self._optimizer.param_groups)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
-        self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         if config.train.precision is not Precision.fp32:
             # DeepSpeed casts parameters and leaves buffers in fp32.
             normalize_in_fp32(inner)
@@ -145,7 +157,7 @@ class DeepSpeedEngine(Engine):
 
     @property
     def lr(self) -> float:
-        return self._peak * current_factor(self._scheduler)
+        return rate_of(self._optimizer, self._scheduler, self._peak)
 
     @property
     def loss_scale(self) -> float | None:
@@ -178,7 +190,9 @@ class DeepSpeedEngine(Engine):
     def snapshot(self, folder: Path, *, shared: bool, memory: HostMemory) -> Write:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.snapshot(self._engine, folder, shared=shared, memory=memory)
+        return deepspeed_state.snapshot(
+            self._engine, folder, trained_only=self._trained_only, shared=shared, memory=memory
+        )
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state
@@ -186,7 +200,14 @@ class DeepSpeedEngine(Engine):
         wrapped = self._engine.optimizer
         largest_norm = getattr(wrapped, "clip_grad", None)
         with settings_kept(self._optimizer, self._scheduler):
-            deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+            deepspeed_state.restore(
+                self._engine,
+                folder,
+                saved_workers=saved_workers,
+                scratch=scratch,
+                group=group,
+                trained_only=self._trained_only,
+            )
         if largest_norm is not None:
             # DeepSpeed takes this from the checkpoint, too.
             wrapped.clip_grad = largest_norm
@@ -194,7 +215,7 @@ class DeepSpeedEngine(Engine):
     def weights(self) -> dict[str, torch.Tensor]:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.weights(self._engine, is_first=self._is_first)
+        return deepspeed_state.weights(self._engine, is_first=self._is_first, trained_only=self._trained_only)
 
 
 def deepspeed_config(config: Config, cfg: DeepSpeedConfig, elements: int, device: torch.device) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ortlaunch.models.strides import make_contiguous
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.buffers import first_workers_buffers, plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.checkpoint.torch_state import state_of
 from ortlaunch.trainer.engines import fsdp_compat
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.own_optimizers import parts_of
@@ -38,7 +39,14 @@ class FsdpEngine(TorchEngine):
 
     _in_pieces = "trainer=fsdp"
 
-    def __init__(self, inner: nn.Module, config: Config, workers: Workers, task: Task) -> None:
+    def __init__(
+        self,
+        inner: nn.Module,
+        config: Config,
+        workers: Workers,
+        task: Task,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         cfg = config.trainer
         assert isinstance(cfg, FsdpConfig)
         self._cfg = cfg
@@ -46,7 +54,7 @@ class FsdpEngine(TorchEngine):
         self._workers = workers
         self._used = 0
         """A hash of which weights each step has used."""
-        super().__init__(inner, config, workers, task)
+        super().__init__(inner, config, workers, task, optimizer)
         _without_missing_kernels(self._optimizer)
         self._masks_on_device = self._masks_on_device and bool(self._optimizer.defaults.get("fused"))
 
@@ -113,7 +121,7 @@ class FsdpEngine(TorchEngine):
 
     def weights(self) -> dict[str, torch.Tensor]:
         whole: dict[int, torch.Tensor] = {}
-        state = self.inner.state_dict(keep_vars=True)
+        state = state_of(self.inner, trained_only=self._trained_only)
         for value in state.values():
             if id(value) in whole:
                 continue  # This is another name of the same weight.

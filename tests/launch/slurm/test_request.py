@@ -148,8 +148,7 @@ def test_one_line_directives():
         ("--nice=100", ["--nice=100"]),
         ("--comment='x --output=/tmp/y'", ['--comment="x --output=/tmp/y"']),
         ('--comment "two words"', ['--comment="two words"']),
-        ("-A physics --hold", ["--account=physics", "--hold"]),
-        ("-pgpu", ["--partition=gpu"]),
+        ("--account physics --hold", ["--account=physics", "--hold"]),
         ("--exclusive=user", ["--exclusive=user"]),
         ("--mem 4G --no-kill", ["--mem=4G", "--no-kill"]),
         (r"--comment='a $(touch x) `y` \\ # z'", [r'--comment="a $(touch x) `y` \\\\ # z"']),
@@ -172,7 +171,7 @@ def test_sbatch_itself_reads_each_option_as_it_is_meant(tmp_path):
     lines = ["ClusterName=x", "SlurmctldHost=localhost", "SlurmctldPort=1", "AuthType=auth/none", "CredType=cred/none"]
     conf.write_text("\n".join([*lines, "MessageTimeout=1", "NodeName=n1", "PartitionName=p Nodes=ALL", ""]))
     comment = "x --output=/tmp/y # it's $(touch pwned)"
-    extra = [f'--comment="{comment}"', "--nice=100 -A physics", "--mcs-label z --hold"]
+    extra = [f'--comment="{comment}"', "--nice=100 --account physics", "--mcs-label z --hold"]
     script = tmp_path / "script.sh"
     script.write_text(replace(PLAIN, name="a b", resources=replace(PLAIN.resources, extra=extra)).script())
     done = subprocess.run(

@@ -13,24 +13,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from ortlaunch.follow.rows import Survey
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.index import rebuild
+from ortlaunch.serve.database import writing
 from ortlaunch.serve.index.folders import stamp_of
-from ortlaunch.serve.index.indexer import Change
-from ortlaunch.serve.index.listing import shortened
-from ortlaunch.serve.index.reading import read_folders
-from ortlaunch.serve.index.tables import Delivery, Webhook
+from ortlaunch.serve.index.jobs import OfRun, QueueJob, shown_state
+from ortlaunch.serve.index.listing import ended, shortened
+from ortlaunch.serve.index.reading import Listed, read_folders
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
 from tests.serve.follow.conftest import add_job
+from tests.support.service import in_process
 
 
 def rows(viewer: TestClient, **filters: object) -> list[dict]:
@@ -104,6 +102,33 @@ def test_a_run_that_is_over_is_not_read_again(
     assert [place for place, _ in read] == [str(again)]
 
 
+def test_a_service_that_starts_reads_no_run_that_is_over_again(
+    service: Service, make_run: Maker, alive: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = make_run("over", end="FAILED")
+    going = make_run("going", end=None, launcher=alive)
+    service.runs.refresh()
+    before = service.runs.run_at(str(over))
+    service.runs.roots[0].save()
+    read: list[str] = []
+
+    def noting(places: list) -> list:
+        read.extend(place for place, _ in places)
+        return read_folders(places)
+
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", noting)
+    again = in_process(tmp_path / "runs").service
+    again.runs.refresh()
+    assert read == [str(going)]
+    assert again.runs.run_at(str(over)) == before
+    with Run(over).journal() as journal:
+        journal.start("default", "over", over.name[-6:])
+        journal.metrics(101, {"train/loss": 1.0})
+    os.utime(over)
+    assert in_process(tmp_path / "runs").service.runs.refresh() is None
+    assert read.count(str(over)) == 1
+
+
 def test_a_look_that_finds_nothing_new_costs_nothing_for_runs_that_are_over(
     service: Service, make_run: Maker, alive: dict
 ) -> None:
@@ -126,73 +151,9 @@ def test_a_look_that_finds_nothing_new_costs_nothing_for_runs_that_are_over(
     for _ in range(2):
         service.runs.refresh()
     (index,) = service.runs.roots
-    index._known = Noting(index._known)
+    index.runs = Noting(index.runs)
     service.runs.refresh()
     assert set(asked) == {str(going)}
-
-
-def test_runs_that_could_not_be_forgotten_are_forgotten_later(
-    service: Service, viewer: TestClient, make_run: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = make_run()
-    service.runs.refresh()
-    shutil.rmtree(run_dir)
-
-    def locked(_places: list[str]) -> tuple[str, ...]:
-        raise OperationalError("", (), Exception("locked"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service.runs.roots[0], "_remove", locked)
-        with pytest.raises(OperationalError):
-            service.runs.refresh()
-    os.utime(run_dir.parent, (1, 1))
-    service.runs.roots[0]._folders.look()
-    service.runs.refresh()
-    assert rows(viewer) == []
-
-
-def test_what_a_broken_pass_has_found_is_told_by_the_next_one(
-    service: Service, make_run: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: set[str] = set()
-    service.runs.listen(lambda change: told.update(change.places))
-    first, second = make_run("first"), make_run("second")
-    read = []
-
-    def locked(places: list) -> list:
-        read.append(places)
-        if len(read) == 2:
-            raise OperationalError("", (), Exception("locked"))
-        return read_folders(places)
-
-    monkeypatch.setattr("ortlaunch.serve.index.indexer._BATCH", 1)
-    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", locked)
-    with pytest.raises(OperationalError):
-        service.runs.refresh()
-    assert not told
-    service.runs.refresh()
-    assert told == {str(first), str(second)}
-
-
-def test_what_could_not_be_told_is_told_with_the_next_pass(service: Service, make_run: Maker) -> None:
-    told = []
-
-    def tell(change: Change) -> None:
-        told.append(change)
-        if change.gone and len(told) == 2:
-            raise OperationalError("", (), Exception("locked"))
-
-    service.runs.listen(tell)
-    run_dir = make_run()
-    service.runs.refresh()
-    shutil.rmtree(run_dir)
-    with pytest.raises(OperationalError):
-        service.runs.refresh()
-    added = make_run("added")
-    for _ in range(2):
-        service.runs.refresh()
-    key = f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
-    assert told[2:] == [Change(frozenset({str(added)}), (key,)), Change(frozenset(), ())]
 
 
 def test_runs_of_a_root_that_cannot_be_read_stay_in_the_list(
@@ -298,8 +259,6 @@ def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
     lost, continued = (make_run(name, end=None, launcher=elsewhere) for name in ("lost", "continued"))
     for run_dir in (lost, continued):
         os.utime(run_dir / "journal.jsonl", (1e9, 1e9))
-    with writing(service.engine) as session:
-        session.add(Webhook(url="http://127.0.0.1:1/", secret="", made_by="ada", made=1.0))
     service.runs.refresh()
     assert [row["state"] for row in rows(viewer)] == ["unknown", "unknown"]
     facts = {"state": "ended", "outcome": "killed", "reason": "no sign of life", "started": 1.0}
@@ -311,8 +270,7 @@ def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
     found = {row["name"]: (row["state"], row["reason"]) for row in rows(viewer)}
     assert found["lost"] == ("killed", "no sign of life")
     assert found["continued"][0] == "unknown"
-    with reading(service.engine) as session:
-        assert [message.place for message in session.scalars(select(Delivery))] == [str(lost)]
+    assert [run["name"] for run in ended(service, 1.0)] == ["lost"]
 
 
 def test_hostile_names_are_texts_and_a_page_stays_small(service: Service, viewer: TestClient, make_run: Maker) -> None:
@@ -346,15 +304,6 @@ def test_runs_in_the_folder_of_a_user_are_found(service: Service, viewer: TestCl
     assert [row["name"] for row in rows(viewer)] == ["of-a-user"]
 
 
-def test_the_index_can_be_made_anew(service: Service, viewer: TestClient, make_run: Maker) -> None:
-    make_run()
-    service.runs.refresh()
-    with writing(service.engine) as session:
-        session.connection().exec_driver_sql("update runs set name = 'wrong'")
-    assert rebuild(service.settings) == "the index was made anew: 1 run"
-    assert rows(viewer)[0]["name"] == "gpt2-ort-ddp"
-
-
 def test_a_run_whose_folder_was_deleted_by_hand_says_so(service: Service, viewer: TestClient, tmp_path: Path) -> None:
     place = tmp_path / "runs" / "e" / "20260101-000000-n-aaaaaa"
     add_job(service, 1, place, state="ended", outcome="killed")
@@ -377,9 +326,7 @@ def test_a_damaged_folder_is_a_row_and_breaks_nothing(service: Service, viewer: 
     assert any("config.yaml" in problem for problem in detail["problems"])
 
 
-def test_times_and_names_that_sqlite_cannot_hold_keep_no_other_run_out(
-    service: Service, viewer: TestClient, make_run: Maker
-) -> None:
+def test_strange_times_and_names_keep_no_other_run_out(service: Service, viewer: TestClient, make_run: Maker) -> None:
     late, unnamed = make_run("late"), make_run("unnamed")
     at = 2**63 + 10**15
     os.utime(late, ns=(at, at))
@@ -413,16 +360,15 @@ def test_a_folder_that_cannot_be_taken_keeps_no_other_out_and_is_told_once(
     bad, _ = make_run("bad"), make_run("sound")
 
     def read(places: list) -> list:
-        found = read_folders(places)
-        for one in found:
-            one.values["restarts"] = 2**70 if one.place == str(bad) else 0
-        return found
+        if any(place == str(bad) for place, _ in places):
+            raise ValueError("a broken folder")
+        return read_folders(places)
 
     monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", read)
     for _ in range(3):
         service.runs.refresh()
     assert [row["name"] for row in rows(viewer)] == ["sound"]
-    assert caplog.text.count("Traceback") == 1
+    assert caplog.text.count("is not taken into the list") == 1
     monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", read_folders)
     os.utime(bad)
     service.runs.refresh()
@@ -502,3 +448,81 @@ def test_a_slow_pass_stops_the_index_for_ten_seconds_at_most(service: Service, m
     monkeypatch.setattr("ortlaunch.serve.index.indexer.time", clocks)
     index._work()
     assert pauses.seen == [1.0, 1.0, 3.0, 10.0]
+
+
+JOB = {"state": "running", "started": 50.0}
+STOPPED = {"state": "stopped", "is_over": True, "has_end": True}
+
+
+@pytest.mark.parametrize(
+    ("run", "job", "shown"),
+    [
+        (None, {"state": "waiting", "reason": "waits for 2 slots"}, ("waiting", "waits for 2 slots")),
+        (None, JOB, ("starting", "")),
+        (None, {"state": "ended", "started": 1.0}, None),
+        (None, {"state": "refused", "reason": "no"}, ("refused", "no")),
+        # The folder is there before the launcher's record: nothing flickers between starting and running.
+        ({"state": "unknown", "reason": "never began", "is_over": True}, JOB, ("starting", "")),
+        ({"state": "running", "reason": "starting"}, JOB, ("running", "starting")),
+        ({"state": "running", "step": 5}, JOB, ("running", "")),
+        # Ranks take the word to stop away before the run's end is journalled.
+        ({"state": "running", "step": 5}, {**JOB, "stop_asked": 90.0}, ("stopping", "")),
+        (STOPPED, {**JOB, "stop_asked": 90.0}, ("stopped", "")),
+        # SLURM may hide a job from all but its user, whose child says nothing of an end.
+        ({"state": "killed", "reason": "SLURM no longer knows job 7", "is_over": True}, JOB, ("starting", "")),
+        ({"state": "killed", "is_over": True, "step": 5}, JOB, ("running", "")),
+        ({"state": "killed", "is_over": True, "has_end": True, "step": 5}, JOB, ("killed", "")),
+        # It goes on, and its folder is still about the time before.
+        (
+            STOPPED,
+            {**JOB, "resumes": True, "started": 200.0},
+            ("starting", ""),
+        ),
+        (
+            STOPPED,
+            {"state": "waiting", "resumes": True},
+            ("waiting", ""),
+        ),
+        (
+            {**STOPPED, "reason": "at step 5"},
+            {"state": "ended", "started": 50.0, "ended": 101.0, "outcome": "stopped", "reason": "more than 2 hours"},
+            ("stopped", "more than 2 hours"),
+        ),
+        # The queue has found out what the folder cannot say.
+        (
+            {"state": "unknown", "reason": "no sign of life"},
+            {"state": "ended", "started": 50.0, "ended": 101.0, "outcome": "killed", "reason": "gone"},
+            ("killed", "gone"),
+        ),
+        ({"state": "unknown"}, {"state": "ended", "started": 5.0, "ended": 99.0, "outcome": "killed"}, ("unknown", "")),
+        ({"state": "finished", "has_end": True}, {"state": "cancelled"}, ("finished", "")),
+        ({"state": "finished", "has_end": True}, None, ("finished", "")),
+    ],
+)
+def test_the_state_that_is_shown(run: dict | None, job: dict | None, shown: tuple[str, str] | None) -> None:
+    names = {"place": "/a", "key": "k", "run_id": "r", "name": "n", "experiment": "e", "started": 1.0, "updated": 100.0}
+    of_run = Listed(**{**names, "reason": "", **run}) if run is not None else None
+    facts = dict.fromkeys(QueueJob._fields) | {"number": 1, "id": "q1", "reason": "", "outcome": "", "resumes": False}
+    queued = QueueJob(**{**facts, **job}) if job is not None else None
+    begun = queued if queued is not None and queued.started is not None else None
+    jobs = OfRun(queued, begun) if queued is not None else None
+    assert shown_state(of_run, jobs) == shown
+
+
+def test_no_change_is_lost_while_the_database_cannot_be_asked(
+    service: Service, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = service.streams._changes
+    with monkeypatch.context() as patch:
+
+        def locked() -> None:
+            raise OperationalError("", (), Exception("locked"))
+
+        patch.setattr(service.runs.jobs, "now", locked)
+        run_dir = make_run()
+        service.runs.refresh()
+    number, change = changes.after(0)
+    assert change.places == {str(run_dir)}
+    add_job(service, 1, "/nowhere/e/20260101-000000-n-aaaaaa")
+    service.runs.refresh()
+    assert changes.after(number)[1].places == {"/nowhere/e/20260101-000000-n-aaaaaa"}

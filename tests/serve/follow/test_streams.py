@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
+from ortlaunch.base.text import public_text
 from ortlaunch.run.run import Run
-from ortlaunch.serve.access import Role
-from ortlaunch.serve.channels import ListChannel
+from ortlaunch.serve import streams
+from ortlaunch.serve.access import Role, those_allowed
 from ortlaunch.serve.database import writing
+from ortlaunch.serve.follow import curves
 from ortlaunch.serve.streams import MOST_STREAMS, MOST_TOPICS, parsed_topics
 from ortlaunch.serve.tables import Token
+from ortlaunch.serve.tails import FileTail, JournalTail
+from ortlaunch.serve.tokens import make_token, revoke_token
 from tests.launch.follow.conftest import Maker
 from tests.serve.follow.live import Stream, listening, opened
 from tests.support.service import InProcess
 from tests.support.waiting import PATIENCE, until
+
+
+@pytest.fixture(autouse=True)
+def looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams look ten times a second."""
+    monkeypatch.setattr(streams, "_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -46,6 +59,11 @@ def append(log: Path, text: str) -> None:
         file.write(text)
 
 
+def is_followed_from(served: InProcess, at: int) -> bool:
+    """Whether a stream has looked at a log from a byte on."""
+    return any(isinstance(key[0], streams.File) and key[1] == at for key in list(served.service.streams._looks))
+
+
 def text_of(stream: Stream, end: str) -> str:
     """What a stream's log events say until a line comes."""
     text = ""
@@ -62,8 +80,6 @@ def test_a_log_goes_on_exactly_where_a_stream_was_cut(port: int, token: dict, lo
     assert text_of(first, "line 2\n") == "line 1\nline 2\n"
     first.close()
     append(log, "hed\n" + "".join(f"line {number}\n" for number in range(3, 30_000)))
-    # The file is followed a little longer, so that the second stream is behind what others would get.
-    time.sleep(1)
     second = opened(port, token, "log:00aa00:0", first.last)
     append(log, "the end\n")
     expected = "unfinished\n" + "".join(f"line {number}\n" for number in range(3, 30_000)) + "the end\n"
@@ -71,35 +87,44 @@ def test_a_log_goes_on_exactly_where_a_stream_was_cut(port: int, token: dict, lo
     second.close()
 
 
-def test_who_comes_late_joins_while_the_log_grows(port: int, token: dict, log: Path, served: InProcess) -> None:
-    early, read = opened(port, token, "log:00aa00:0@0"), []
-    # A stream that nobody reads would be cut off.
-    reader = threading.Thread(target=lambda: read.append(text_of(early, "the end\n")))
-    reader.start()
-    both_follow = threading.Event()
+def test_who_comes_late_reads_from_the_beginning_and_then_together_with_all(
+    port: int, token: dict, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a log grows, streams that are at one place stay together: a piece is read once for all of them."""
+    read: list[tuple[int, int]] = []
+    read_piece = FileTail.read
 
-    def write() -> None:
-        number = 0
-        while not both_follow.is_set():
-            append(log, "".join(f"{number + one:06d} {'x' * 90}\n" for one in range(50)))
-            number += 50
-            time.sleep(0.01)
-        append(log, "the end\n")
+    def noting(tail: FileTail, position: int, until: int | None = None) -> object:
+        piece = read_piece(tail, position, until)
+        if piece.content is not None:
+            read.append((position, piece.next))
+        return piece
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    time.sleep(0.5)
-    late = opened(port, token, "log:00aa00:0@0,list")
-    try:
-        until(lambda: [one.followers for one in served.service.streams._files.values()] == [2])
-    finally:
-        both_follow.set()
-        writer.join()
-    read.append(text_of(late, "the end\n"))
-    reader.join(PATIENCE)
-    assert read == [log.read_text()] * 2
-    for stream in (late, early):
-        stream.close()
+    monkeypatch.setattr(FileTail, "read", noting)
+    early = [opened(port, token, "log:00aa00:0@0") for _ in range(3)]
+    texts: list[str] = []
+    # They read by themselves, as browsers do.
+    readers = [threading.Thread(target=lambda one=one: texts.append(text_of(one, "the end\n"))) for one in early]
+    for reader in readers:
+        reader.start()
+    began = time.monotonic()
+    late, number = None, 0
+    while time.monotonic() < began + 2:
+        append(log, "".join(f"{number + one:06d} {'x' * 90}\n" for one in range(50)))
+        number += 50
+        time.sleep(0.01)
+        if late is None and time.monotonic() > began + 1:
+            late = opened(port, token, "log:00aa00:0@0,list")
+    append(log, "the end\n")
+    assert late is not None
+    texts.append(text_of(late, "the end\n"))
+    for reader in readers:
+        reader.join(PATIENCE)
+    assert texts == [log.read_text()] * 4
+    assert len(read) == len(set(read)), "a piece was read twice"
+    assert len([end for _, end in read if end == log.stat().st_size]) == 1, "they are not at one place"
+    for one in (*early, late):
+        one.close()
 
 
 def test_a_page_and_its_stream_join_without_a_gap(port: int, token: dict, log: Path, served: InProcess) -> None:
@@ -111,7 +136,7 @@ def test_a_page_and_its_stream_join_without_a_gap(port: int, token: dict, log: P
     assert page["text"] + text_of(stream, "three\n") == "one\ntwo\nthree\n"
     # Without a position it begins at the end.
     other = opened(port, token, "log:00aa00:0")
-    until(lambda: [one.followers for one in served.service.streams._files.values()] == [2])
+    until(lambda: is_followed_from(served, log.stat().st_size))
     append(log, "four\n")
     assert text_of(other, "four\n") == "four\n"
     for one in (stream, other):
@@ -150,15 +175,17 @@ def test_changes_of_the_list_come_and_are_given_again(
     port: int, token: dict, make_run: Maker, served: InProcess
 ) -> None:
     stream = opened(port, token, "list")
-    until(lambda: served.service.streams._list.followers == 1)
     make_run("second")
     (change,) = stream.until("list")
-    assert [row["name"] for row in change.data["rows"]] == ["second"]
+    while [row["name"] for row in change.data["rows"]] != ["second"]:
+        (change,) = stream.until("list")
     stream.close()
-    until(lambda: served.service.streams.counts[0] == 0)
-    served.service.streams._list.publish({"rows": [], "gone": ["one"]})
+    third = make_run("third")
+    until(lambda: served.service.streams._changes.number > int(change.id.rpartition(".")[2]))
     again = opened(port, token, "list", change.id)
-    assert again.until("list")[0].data["gone"] == ["one"]
+    assert [row["name"] for row in again.until("list")[0].data["rows"]] == ["third"]
+    shutil.rmtree(third)
+    assert again.until("list")[0].data["gone"] == [f"{third.name[:15]}-{third.name[-6:]}"]
     again.close()
     lost = opened(port, token, "list", "list@abcdef.3")
     assert lost.read().event == "reload"
@@ -183,27 +210,28 @@ def test_one_user_has_so_many_streams(port: int, token: dict, served: InProcess)
         opened(port, token, "list")
     opened(port, served.token("otto", Role.viewer), "list").close()
     streams.pop().close()
-    until(lambda: served.service.streams.counts[0] < MOST_STREAMS)
+    until(lambda: served.service.streams.count < MOST_STREAMS)
     streams.append(opened(port, token, "list"))
     for stream in streams:
         stream.close()
 
 
-def test_a_browser_that_reads_nothing_is_cut_off(port: int, token: dict, log: Path, served: InProcess) -> None:
+def test_a_browser_that_reads_nothing_is_cut_off_and_keeps_nobody_waiting(
+    port: int, token: dict, log: Path, served: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_STUCK_SECONDS", 1.0)
     idle = socket.create_connection(("127.0.0.1", port))
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lines = [f"GET /api/events?topics=log:00aa00:0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"]
+    lines = [f"GET /api/events?topics=log:00aa00:0@0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in token.items()]
     idle.sendall("".join([*lines, "\r\n"]).encode())
     awake = opened(port, token, "log:00aa00:0@0")
-    until(lambda: served.service.streams.counts[0] == 2)
-    until(lambda: [one.followers for one in served.service.streams._files.values()] == [2])
+    until(lambda: served.service.streams.count == 2)
     total = 0
-    while served.service.streams.counts[0] == 2:
+    while served.service.streams.count == 2:
         append(log, ("y" * 99 + "\n") * 1999 + "y" * 98 + "!\n")
         total += 2000
-        assert total < 200_000
-        # No more comes before the other one has read all of it: who does not is slow too.
+        assert total < 400_000
         assert text_of(awake, "!\n").count("\n") == 2000
     append(log, "the end\n")
     assert text_of(awake, "the end\n") == "the end\n"
@@ -230,10 +258,59 @@ def test_a_topic_that_is_gone_silences_no_other(port: int, token: dict, log: Pat
     stream.close()
 
 
-def test_changes_that_nobody_was_told_make_browsers_load_again() -> None:
-    channel = ListChannel()
-    channel.publish({"rows": [], "gone": []})
-    at = channel._position(1)
-    assert channel._missed(at) == []
-    channel.pass_over()
-    assert b"reload" in channel._missed(at)[0][1]
+def test_a_look_that_fails_ends_no_stream(
+    port: int, token: dict, log: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed: list[int] = []
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object) -> None:
+            failed.append(1)
+            raise RuntimeError("a broken disk")
+
+        patch.setattr(FileTail, "read", broken)
+        stream = opened(port, token, "log:00aa00:0@0")
+        until(lambda: len(failed) > 2)
+        append(log, "a line\n")
+    assert text_of(stream, "a line\n").endswith("a line\n")
+    stream.close()
+    assert caplog.text.count("cannot be looked at") == 1
+
+
+def test_a_quiet_stream_gets_a_comment(port: int, token: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_QUIET_SECONDS", 0.2)
+    stream = opened(port, token, "log:00aa00:0")
+    until(lambda: stream.answer.readline() == b":\n")
+    stream.close()
+
+
+def test_the_names_of_metrics_are_looked_at_once_for_all_their_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    names = ("train/loss", "token=abcdefgh1", "token=abcdefgh2")
+    with run.journal() as journal:
+        for step in range(100):
+            journal.metrics(step, {name: float(number) for number, name in enumerate(names)})
+    looked: list[str] = []
+    monkeypatch.setattr(curves, "public_text", lambda name: looked.append(name) or public_text(name))
+    told = JournalTail(run, Path("journal.jsonl"), {}).read(0).content
+    assert told is not None
+    assert sorted(looked) == sorted(names)
+    # Two names that are shown as one keep the points of both.
+    assert {name: len(points) for name, points in told["points"].items()} == {"train/loss": 100, "token=***": 200}
+
+
+def test_all_who_listen_are_asked_about_together(served: InProcess) -> None:
+    service = served.service
+    people = []
+    for number in range(10):
+        person = served.person(f"person-{number}", Role.viewer)
+        token, _ = make_token(service, person, "t", Role.viewer, 1)
+        people.append(replace(person, token_id=token.id))
+    gone = people[0]
+    revoke_token(service, gone, gone.token_id or 0)
+    asked: list[str] = []
+    event.listen(service.engine, "before_cursor_execute", lambda *words: asked.append(words[2]))
+    assert those_allowed(service, people) == set(people[1:])
+    assert len([text for text in asked if text.startswith("SELECT")]) <= 4

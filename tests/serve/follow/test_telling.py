@@ -1,173 +1,111 @@
-"""What Prometheus and webhooks are told."""
+"""What Prometheus and the command of `--on-end` are told."""
 
 from __future__ import annotations
 
 import json
-import threading
+import shlex
+import sys
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
 
 from ortlaunch.run.run import Run
 from ortlaunch.serve.access import Role
-from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.index.tables import Delivery, Webhook
+from ortlaunch.serve.index.listing import ended
+from ortlaunch.serve.on_end import OnEnd
 from ortlaunch.serve.queue.store import Slate
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.webhooks import MOST_TRIES, Webhooks, signature
 from tests.launch.follow.conftest import Maker
 from tests.serve.follow.conftest import add_job
 from tests.support.service import InProcess
 
 
-class Receiver(HTTPServer):
-    """A program that is told, and that answers as the test says."""
-
-    status = 200
-    got: list[tuple[dict[str, str], bytes]]
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, Receiver)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        server.got.append((dict(self.headers), body))
-        self.send_response(server.status)
-        self.send_header("Location", "/elsewhere")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver(("127.0.0.1", 0), Handler)
-    server.got = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join(5)
-    server.server_close()
+def told(service: Service, tmp_path: Path) -> OnEnd:
+    """A command that appends what it is told to a file, and exits with what stands in another."""
+    script = tmp_path / "tell.py"
+    script.write_text(
+        f"import sys\nopen({str(tmp_path / 'told')!r}, 'a').write(sys.stdin.read() + '\\n')\n"
+        f"sys.exit(int(open({str(tmp_path / 'exit')!r}).read()))\n"
+    )
+    (tmp_path / "exit").write_text("0")
+    command = shlex.join([sys.executable, str(script)])
+    return OnEnd(command, tmp_path / "on-end.json", partial(ended, service))
 
 
-def add(served: InProcess, url: str) -> dict:
-    answer = served.client(served.token("ada", Role.admin)).post("/api/webhooks", json={"url": url})
-    assert answer.status_code == 201, answer.text
-    return answer.json()
+def again(told: OnEnd) -> OnEnd:
+    """As the next start of the service has it."""
+    return OnEnd(shlex.join(told._words), told._file, told._ended)
 
 
-def url_of(receiver: Receiver) -> str:
-    return f"http://127.0.0.1:{receiver.server_port}/hook"
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
 
 
-def test_an_end_is_told_once_and_signed(
-    served: InProcess, service: Service, make_run: Maker, alive: dict, receiver: Receiver
+def test_an_end_is_told_once_also_one_while_the_service_was_down(
+    service: Service, make_run: Maker, alive: dict, tmp_path: Path, told: OnEnd
 ) -> None:
     make_run(end="FINISHED")
+    run_dir = make_run("goes-on", end=None, launcher=alive)
     service.runs.refresh()
-    secret = add(served, url_of(receiver))["secret"]
-    run_dir = make_run(end=None, launcher=alive)
-    service.runs.refresh()
+    told.start()
+    told.stop()
+    told._stopping.clear()
+    assert told.tell() == 0
     with Run(run_dir).journal() as journal:
         journal.end("FINISHED", at=int((time.time() + 5) * 1000))
     service.runs.refresh()
+    later = again(told)
+    later.start()
+    later.stop()
+    later._stopping.clear()
+    assert (later.tell(), later.tell()) == (1, 0)
+    (message,) = lines(tmp_path)
+    assert message["event"] == "run.ended"
+    assert message["id"] == f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
+    assert (message["run"]["name"], message["run"]["state"]) == ("goes-on", "finished")
+    last = again(told)
+    last.start()
+    last.stop()
+    last._stopping.clear()
+    assert last.tell() == 0
+
+
+def test_a_command_that_fails_is_run_again_later(
+    service: Service, make_run: Maker, tmp_path: Path, told: OnEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(end="FAILED")
     service.runs.refresh()
-    sender = Webhooks(service.engine)
-    assert (sender.send_due(), sender.send_due()) == (1, 0)
-    ((headers, body),) = receiver.got
-    content = json.loads(body)
-    assert (content["event"], content["run"]["state"], content["run"]["run_id"]) == ("run.ended", "finished", "000002")
-    assert headers["X-Ortlaunch-Signature"] == f"sha256={signature(secret, headers['X-Ortlaunch-Timestamp'], body)}"
-    # An index that is made anew tells nothing again.
-    service.runs.rebuild()
-    assert sender.send_due() == 0
-    (row,) = served.client(served.token("ada", Role.admin)).get("/api/webhooks").json()
-    assert (row["delivered"], row["waiting"], row["given_up"]) == (1, 0, 0)
-    assert secret not in json.dumps(row)
+    (tmp_path / "exit").write_text("3")
+    assert (told.tell(), told.tell()) == (0, 0)
+    assert len(lines(tmp_path)) == 1
+    assert "non-zero exit status 3" in caplog.text
+    (key,) = told._due
+    waits = []
+    for _ in range(3):
+        waits.append(told._due[key][1])
+        told._due[key] = (0.0, waits[-1])
+        told.tell()
+    assert waits == [5, 10, 20]
+    (tmp_path / "exit").write_text("0")
+    told._due[key] = (0.0, 20.0)
+    assert (told.tell(), told.tell()) == (1, 0)
+    assert len(lines(tmp_path)) == 5
 
 
-@pytest.mark.parametrize("status", [500, 302])
-def test_what_was_not_taken_comes_again_later_and_later(
-    served: InProcess, service: Service, receiver: Receiver, status: int
+def test_what_was_told_is_not_told_again_while_it_cannot_be_noted(
+    service: Service, make_run: Maker, tmp_path: Path, told: OnEnd
 ) -> None:
-    number = add(served, url_of(receiver))["id"]
-    with writing(service.engine) as session:
-        session.add(Delivery(webhook_id=number, place="/x", ended=1.0, body="{}", due=1.0, problem="", tries=0))
-    receiver.status = status
-    sender, now, waits = Webhooks(service.engine), 1.0, []
-    for _ in range(MOST_TRIES):
-        assert sender.send_due(now) == 1
-        with reading(service.engine) as session:
-            message = session.scalars(select(Delivery)).one()
-        waits.append(message.due - now if message.due else None)
-        now = message.due or now
-    assert waits[:4] == [5, 20, 80, 320]
-    assert (waits[-1], message.problem) == (None, f"it answered {status}")
-    assert (len({headers["X-Ortlaunch-Delivery"] for headers, _ in receiver.got}), len(receiver.got)) == (1, MOST_TRIES)
-    assert sender.send_due(now + 1e9) == 0
-
-
-def test_what_was_taken_is_not_sent_again_while_it_cannot_be_noted(
-    served: InProcess, service: Service, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = add(served, url_of(receiver))["id"]
-    with writing(service.engine) as session:
-        session.add(Delivery(webhook_id=number, place="/x", ended=1.0, body="{}", due=1.0, problem="", tries=0))
-    sender = Webhooks(service.engine)
-
-    def full(*_: object) -> None:
-        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sender, "_note", full)
-        for _ in range(3):
-            with pytest.raises(OperationalError):
-                sender.send_due()
-    assert (sender.send_due(), sender.send_due()) == (1, 0)
-    assert len(receiver.got) == 1
-    with reading(service.engine) as session:
-        assert session.scalars(select(Delivery)).one().delivered is not None
-
-
-def test_an_address_that_does_not_answer_keeps_no_other_one_waiting(
-    served: InProcess, service: Service, receiver: Receiver
-) -> None:
-    gone, there = (add(served, url)["id"] for url in ("http://127.0.0.1:1/hook", url_of(receiver)))
-    same = {"ended": 1.0, "body": "{}", "problem": "", "tries": 0}
-    with writing(service.engine) as session:
-        for number, webhook in enumerate([gone] * 30 + [there] * 2):
-            session.add(Delivery(webhook_id=webhook, place=f"/{number}", due=1.0 + number, **same))
-    assert Webhooks(service.engine).send_due() == 3
-    assert len(receiver.got) == 2
-    rows = {row["id"]: row for row in served.client(served.token("ada", Role.admin)).get("/api/webhooks").json()}
-    assert [(rows[one]["waiting"], rows[one]["delivered"]) for one in (gone, there)] == [(30, 0), (0, 2)]
-
-
-def test_nobody_there_is_a_failure_and_no_error(served: InProcess, service: Service) -> None:
-    number = add(served, "http://127.0.0.1:1/hook")["id"]
-    with writing(service.engine) as session:
-        session.add(Delivery(webhook_id=number, place="/x", ended=1.0, body="{}", due=1.0, problem="", tries=0))
-    assert Webhooks(service.engine).send_due() == 1
-    with reading(service.engine) as session:
-        assert "refused" in session.scalars(select(Delivery)).one().problem
-
-
-def test_which_addresses_are_webhooks(served: InProcess, service: Service) -> None:
-    admin = served.client(served.token("ada", Role.admin))
-    for url in ("file:///etc/passwd", "ftp://host/x", "http://", "https://user:word@host/", "https://ho st/", "x" * 9):
-        assert admin.post("/api/webhooks", json={"url": url}).status_code == 422, url
-    number = add(served, "https://example.invalid/hook")["id"]
-    assert served.client(served.token("rob", Role.author)).delete(f"/api/webhooks/{number}").status_code == 403
-    assert admin.delete(f"/api/webhooks/{number}").status_code == 204
-    with reading(service.engine) as session:
-        assert session.scalars(select(Webhook)).all() == []
+    make_run(end="FAILED")
+    service.runs.refresh()
+    told._file = tmp_path / "missing" / "on-end.json"
+    with pytest.raises(OSError, match="missing"):
+        told.tell()
+    assert told.tell() == 0
+    assert len(lines(tmp_path)) == 1
 
 
 def test_gpus_of_our_own_runs_are_not_held_by_others(

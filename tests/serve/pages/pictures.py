@@ -1,6 +1,6 @@
 """Takes the pictures in docs/images: the page of a real bench, and the service's pages with a run that trains.
 
-``python -m tests.serve.pages.pictures`` (``make docs-pictures``) needs Chromium and takes some minutes.
+``python -m tests.serve.pages.pictures`` needs Chromium and takes some minutes.
 """
 
 from __future__ import annotations

@@ -287,19 +287,6 @@ def test_a_log_is_whole_after_the_server_was_killed_in_the_midst(ada: Person, si
         visit.errors = [error for error in visit.errors if "net::ERR" not in error]
 
 
-def test_eight_tabs_share_one_stream(ada: Person, site: Site) -> None:
-    tabs = [ready(ada.tab(run_path(site.running))) for _ in range(8)]
-    word = f"for all {time.time()}"
-    site.log(word)
-    for tab in tabs:
-        expect(tab.locator(".log div").last).to_have_text(word)
-    site.measure(9, 2.0)
-    for tab in tabs:
-        expect(tab.locator("#panel [data-cell=step]")).to_have_text(f"9 / {STEPS}")
-    # Those of closed tabs end by and by.
-    until(lambda: site.streams() == 1)
-
-
 def test_two_people_see_what_their_roles_allow(
     ada: Person, person: People, site: Site, consoles_are_empty: list[Person]
 ) -> None:
@@ -336,9 +323,8 @@ def test_a_token_is_shown_once_and_revoked(ada: Person, site: Site) -> None:
     assert site.server.ask("GET", "/api/runs", headers=header).status == 401
 
 
-def test_a_tab_without_a_shared_worker_listens_while_it_is_seen(ada: Person, site: Site) -> None:
+def test_a_tab_listens_while_it_is_seen(ada: Person, site: Site) -> None:
     ada.context.add_init_script("""
-      delete window.SharedWorker;
       window.isHidden = true;
       Object.defineProperty(document, "hidden", { get: () => window.isHidden });
     """)
@@ -369,7 +355,7 @@ def test_a_stream_asks_for_each_topic_once_and_begins_again_after_a_login(ada: P
         constructor(url) { super(); this.url = url; made.push(this); }
         close() {}
       };
-      const { Stream } = await import("/static/one-stream.js");
+      const { Stream } = await import("/static/stream.js");
       const stream = new Stream(() => {});
       const event = (kind, data, lastEventId = "") => made.at(-1).dispatchEvent(
         new MessageEvent(kind, { data: JSON.stringify(data), lastEventId }));
@@ -403,9 +389,9 @@ def test_a_stream_whose_session_has_ended_says_so_and_asks_no_more(ada: Person) 
       const later = window.setTimeout.bind(window);
       window.setTimeout = (work, wait) => later(work, Math.min(wait, 10));
       const pause = () => new Promise((resolve) => later(resolve, 10));
-      const { Stream } = await import("/static/one-stream.js");
+      const { Stream } = await import("/static/stream.js");
       const told = [];
-      const stream = new Stream((_, { kind, up, data }) => told.push(kind === "bye" ? data.reason : `${kind} ${up}`));
+      const stream = new Stream(({ kind, up, data }) => told.push(kind === "bye" ? data.reason : `${kind} ${up}`));
       const opening = async (count) => { for (let n = 0; made.length < count && n < 200; n += 1) await pause(); };
       stream.follow(new Set(["list"]));
       await opening(1);

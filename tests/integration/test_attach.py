@@ -1,0 +1,101 @@
+"""Scripts that call `ortlaunch.attach()`: their numbers against plain torch, and where they may be started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortlaunch.run.run import Run
+from tests.support.runs import Recorded
+from tests.support.scripts import attached_alone, write_attached
+from tests.support.torchrun import run_probe
+from tests.support.waiting import until
+
+PROBE = Path(__file__).with_name("attach_probe.py")
+
+
+def test_loops_of_many_manners_train_as_plain_torch_does(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        out = tmp_path / f"of-{workers}.json"
+        run_probe(PROBE, out, "eager", workers=workers)
+        found = json.loads(out.read_text())
+        assert len(found) == 7
+        assert {name: error for name, error in found.items() if error > 1e-12} == {}
+
+
+def _start(folder: Path, *keys: str, **variables: str) -> int:
+    """Starts ``train.py`` as a user does who has no launcher; returns its exit code."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
+    return subprocess.run([sys.executable, "train.py", *keys], cwd=folder, env=environment).returncode
+
+
+def test_a_script_that_is_killed_within_an_epoch_goes_on_to_the_bit(tmp_path: Path) -> None:
+    write_attached(tmp_path)
+    assert _start(tmp_path, "train.checkpoint_async=false", KILLED_AT="7") == -signal.SIGKILL
+    (folder,) = tmp_path.glob("runs/*/*-train-*")
+    assert _start(tmp_path, ORTLAUNCH_RUN_DIR=str(folder)) == 0
+    again = StoredRun(folder)
+    assert again.status == "FINISHED"
+    logged = again.logged
+    assert [step for step, _ in logged] == [*range(1, 8), *range(5, 15)]
+    assert logged[4:7] == logged[7:10]
+    # Another number of threads rounds otherwise.
+    assert [values for _, values in logged[:4] + logged[7:]] == [
+        pytest.approx(one, rel=1e-12) for one in attached_alone()
+    ]
+
+
+def test_a_launched_script_that_is_stopped_goes_on_to_the_bit(
+    start: Callable[..., Any],
+    launch: Callable[..., Any],
+    mlflow_run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    write_attached(tmp_path)
+    monkeypatch.setenv("SECONDS_A_STEP", "0.3")
+    running = start(tmp_path, "launcher.workers_per_node=1", "train.keep_checkpoints=3", "--", "train.py")
+    (folder,) = until(lambda: list(tmp_path.glob("runs/*/*-train-*")))
+    log = folder / "logs" / "rank-0.log"
+    until(lambda: log.exists() and "step 5" in log.read_text(), said=lambda: running.process.poll())
+    running.process.send_signal(signal.SIGTERM)
+    stopped = running.finish()
+    assert (stopped.returncode, stopped.status) == (143, "KILLED"), stopped.report
+    noted = Run(folder).stopped()
+    assert noted is not None
+    assert Path(noted.checkpoint).name == f"step-{noted.step:08}"
+    monkeypatch.setenv("SECONDS_A_STEP", "0")
+    result = launch(tmp_path, "resume", str(folder))
+    assert (result.returncode, result.status) == (0, "FINISHED"), result.report
+    logged = StoredRun(folder).logged
+    assert logged == [(step, pytest.approx(one, rel=1e-12)) for step, one in enumerate(attached_alone(), 1)]
+    client, run = mlflow_run(result)
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in history] == [(step, loss) for step, (loss, _) in logged]
+    assert run.data.params.items() >= {("train.keep_checkpoints", "3"), ("backend.name", "eager")}
+    assert run.data.metrics["summary/peak_memory_gib"] > 0.1
+
+
+class StoredRun(Recorded):
+    """A run, given by its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def run_dir(self) -> Path:
+        return self._folder
+
+    @property
+    def logged(self) -> list[tuple[int, tuple[float, float]]]:
+        """Step, loss and the average's weight of each log step in the order of the journal."""
+        found = [(step, values) for step, values in self._metrics() if "train/loss" in values]
+        return [(step, (values["train/loss"], values["train/average"])) for step, values in found]
