@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import resource
 from collections import Counter
 
@@ -28,7 +29,8 @@ def protocol_for(trusted_proxy: str | None) -> type[HttpToolsProtocol]:
         trusted_proxy: the address or network of a proxy, which may have any number of connections.
     """
     proxy = None if trusted_proxy is None else ipaddress.ip_network(trusted_proxy, strict=False)
-    most = max(_OWN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OWN_FILES)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = math.inf if files == resource.RLIM_INFINITY else max(_OWN_FILES, files - _OWN_FILES)
     of_address = Counter[str]()
 
     class Connection(HttpToolsProtocol):

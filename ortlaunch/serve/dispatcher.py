@@ -271,7 +271,8 @@ class Queue:
             "words": job.words,
             "launcher": job.launcher,
             "run_key": job.run_key,
-            "gpus": gpus_of(job.taken),
+            # On the CPU of a machine with GPUs it sees none of them.
+            "gpus": [] if job.is_here and not job.taken else gpus_of(job.taken),
             "stopped": job.stop_asked is not None,
             "secrets": kept(self.secrets, job.run_dir),
             "memory": job.limits.get("memory"),

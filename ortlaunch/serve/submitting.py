@@ -389,7 +389,7 @@ def _sound(service: Service, checked: dict[str, Any], below: Path) -> dict[str, 
     if slots > total:
         key = "launcher.workers_per_node"
         raise unfit(f"the run needs {slots} slots, and this machine has {total}", key)
-    takes_none = slots and not checked["on_gpu"] and gpus_of(names)
+    takes_none = slots and not checked.get("on_gpu") and gpus_of(names)
     return {**checked, "slots": 0} if takes_none else checked
 
 

@@ -13,7 +13,9 @@ GIB = 1 << 30
 CPU = ["backend=eager", "trainer=ddp", "device=cpu", "launcher.workers_per_node=2"]
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt2_nano", "llama", "bert", "vit"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "gpt2_nano", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("llama", "bert", "vit"))]
+)
 def test_the_weights_of_a_model_are_about_those_that_it_has(model: str) -> None:
     config = to_config(compose([f"model={model}", *CPU])).model
     built = sum(parameter.numel() for parameter in build_model(config).parameters())

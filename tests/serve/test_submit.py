@@ -220,6 +220,9 @@ def test_a_run_on_the_cpu_takes_no_gpu_but_cores(desk: Desk) -> None:
         ("otto", "starting", 0, [], ""),
         ("aude", "waiting", 0, [], "next: it needs 2 cores, 0 cores free"),
     ]
+    for job in desk.jobs()[:2]:
+        queue._start(job.id)
+    assert [request["gpus"] for request in desk.actor.actions("start")] == [[0], []]
 
 
 def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:

@@ -236,7 +236,7 @@ def _within_limits(waiting: list[Job], holding: list[Job]) -> list[Job]:
         if job.is_here:
             held[job.owner] += charged(len(job.taken))
     found = []
-    for job in waiting:
+    for job in sorted(waiting, key=lambda one: (-one.priority, one.number)):
         if not job.is_here:
             continue
         most = job.limits.get("slots")
