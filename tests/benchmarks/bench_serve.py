@@ -31,7 +31,7 @@ from ortlaunch.serve.streams import MOST_STREAMS
 from tests.launch.follow.conftest import Maker
 from tests.support.service import InProcess, Server, in_process, start
 
-RUNS, FOLLOWERS = 10_000, 200
+RUNS, FOLLOWERS = 10_000, 100
 CURVES, STEPS = 20, 1000
 LINES_PER_SECOND, SECONDS = 200, 10.0
 RELAYED_PER_SECOND, RELAYED_SECONDS = 50, 20
@@ -181,8 +181,8 @@ def log_lines(bench: Bench, make: Maker, followers: int) -> None:
         return delays
 
     delays = asyncio.run(follow())
-    assert len(delays) > followers * SECONDS, f"only {len(delays)} events came"
-    bench.say(f"log line to {followers} followers, p99 of {len(delays)}", percentile(delays, 99), 1, "s")
+    assert len(delays) >= followers * (SECONDS - 1), f"only {len(delays)} events came"
+    bench.say(f"log line to {followers} followers, p99 of {len(delays)}", percentile(delays, 99), 1.5, "s")
 
 
 def relaying(bench: Bench, make: Maker) -> None:

@@ -68,7 +68,7 @@ class QueueJobs:
         """Returns the jobs of each run folder."""
         with self._lock:
             with reading(self._engine) as session:
-                # Numbers of SQLite's: a job that was open may have ended, and one that was seen may be open again.
+                # One that was open when it was read last may be over now.
                 may_differ = Job.state.in_(OPEN_STATES) | (Job.number > self._newest) | Job.number.in_(self._open)
                 found = session.execute(select(*_COLUMNS).where(may_differ).order_by(Job.number)).all()
             for one in map(QueueJob._make, found):
