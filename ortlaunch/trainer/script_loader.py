@@ -35,10 +35,10 @@ class ScriptLoader:
         self._loader = loader
         self._length = len(loader) if isinstance(loader, Sized) else None
         self._iterator: Iterator[Any] | None = None
-        self._epoch, self._batches = start.epoch, 0
+        self._epoch, self._batches = start.epoch, start.batches if loader is None else 0
         self._states: tuple[Any, ...] = ()
         self._ahead: list[PositionedBatch] = []
-        if start.batches:
+        if start.batches and loader is not None:
             self._skip(start)
 
     @property

@@ -97,7 +97,9 @@ def test_what_is_no_script_is_refused_in_one_line(
     ("key", "said"),
     [
         ("script.params.lr=1", "script.params.lr: no argument has {lr} in it"),
-        ("train.steps=3", "train.steps=3: train is a key of ortlaunch's own loop"),
+        ("train.batch_size=3", "train.batch_size=3: a script has a loop of its own"),
+        ("backend=nix", "backend=nix: no such option"),
+        ("backend=ort", "backend=ort: what ONNX Runtime computes is compared with PyTorch in ortlaunch's own loop"),
         ("model=gpt2", "model=gpt2: model is a key of ortlaunch's own loop"),
         ("script.signal=SIGFOO", "script.signal=SIGFOO: must be one of SIGTERM"),
         ("script.typo=1", "script.typo: no such key"),
