@@ -19,6 +19,7 @@ COMMANDS = {
     "the default": ("model=gpt2_nano", "train.steps=3"),
     "check": ("check", "model=resnet"),
     "timm": (*MODEL, "model.target=tests.neighbours.nets:Classifier", *IMAGES),
+    "a ready job": ("+jobs=timm_digits", "train.steps=2", "launcher.workers_per_node=1"),
     "peft": (*MODEL, "model.target=tests.neighbours.nets:adapted", *TOKENS),
     "x-transformers": (*MODEL, "model.target=tests.neighbours.nets:Language", *TOKENS),
 }

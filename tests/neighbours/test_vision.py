@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
+import subprocess
+import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +19,12 @@ from torch.nn import functional
 from ortlaunch.base.errors import RequestError
 from ortlaunch.data.loader import Loader, build_loader
 from ortlaunch.data.position import Position
+from ortlaunch.data.source import mix
 from ortlaunch.data.sources.images import ImagesConfig
+from tests.integration.test_documentation import commands, files
 from tests.neighbours.conftest import FOLDER
+from tests.support.environment import environment
+from tests.support.runs import Recorded
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="make test-neighbours installs the packages")
 
@@ -35,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / f"class{label}").mkdir()
         for number in range(EACH):
             pixels = draw.integers(0, 120, (36 + number, 40, 3), dtype=np.uint8)
-            pixels[..., label] += 100
+            pixels[..., label] += 8
             Image.fromarray(pixels).save(path / f"class{label}" / f"{number:02}.png")
     return path
 
@@ -161,3 +170,90 @@ def test_what_is_wrong_is_said_with_its_file(folder: Path, tmp_path: Path, kind:
     keys = {"train_transform": [{"name": "Resize", "size": [8, 8]}]} | keys
     with pytest.raises(RequestError, match=pattern):
         rows(loader(path, eval_fraction=0.0, **keys), 9)
+
+
+class Launched(Recorded):
+    """A run of the command, beside the packages."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        variables = environment()
+        variables["PYTHONPATH"] += os.pathsep + FOLDER
+        short = (
+            "device=cpu",
+            "tracking=none",
+            "train.log_every=1",
+            "launcher.threads=1",
+            f"run_root={folder / 'runs'}",
+        )
+        command = [sys.executable, "-m", "ortlaunch", *words, *short]
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.stdout = done.stdout
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.stdout.rpartition("run folder: ")[2].split()[0])
+
+
+def plain_losses(folder: Path, steps: int, size: int) -> list[float]:
+    """A loop by hand, with its own reading of the files; each image draws by seed 0, its epoch and its number."""
+    import timm
+    from PIL import Image
+    from torchvision.transforms import v2
+
+    drawn = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage()])
+    files = sorted(folder.rglob("*.png"))
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", img_size=32, num_classes=CLASSES).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    for epoch in count():
+        order = torch.randperm(len(files), generator=torch.Generator().manual_seed(mix(0) + epoch)).tolist()
+        for begin in range(0, len(order), size):
+            pixels, labels = [], []
+            for number in order[begin : begin + size]:
+                torch.manual_seed(mix(mix(0, epoch), number))
+                pixels.append(drawn(Image.open(files[number])) / 255)
+                labels.append(int(files[number].parent.name[-1]))
+            loss = functional.cross_entropy(model(torch.stack(pixels)), torch.tensor(labels))
+            losses.append(loss.item())
+            if len(losses) == steps:
+                return losses
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    raise AssertionError
+
+
+TWO, THREE = (
+    ("launcher.workers_per_node=2", "train.batch_size=3"),
+    ("launcher.workers_per_node=3", "train.batch_size=2"),
+)
+CURVES: dict[str, tuple[tuple[str, ...], float]] = {
+    "eager, two workers": (("backend=eager", *TWO), 1e-6),
+    "eager, three workers": (("backend=eager", *THREE), 1e-6),
+    "ort, two workers": (("backend=ort", *TWO), 1e-5),
+    "ZeRO 2, two workers": (("trainer=deepspeed", "backend=eager", *TWO), 1e-6),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [next(iter(CURVES)), *(pytest.param(name, marks=pytest.mark.nightly) for name in list(CURVES)[1:])]
+)
+def test_curves_are_those_of_a_plain_loop(folder: Path, tmp_path: Path, name: str) -> None:
+    """33 images in steps of 6: the last one of an epoch has 3, and is their mean."""
+    words, allowed = CURVES[name]
+    model = ("model=timm", "model.params.name=test_vit", "model.params.img_size=32")
+    data = (f"data.path={folder}", "data.eval_fraction=0", f"data.train_transform={TYPED}", "train.steps=50")
+    run = Launched(tmp_path, *model, *data, *words, "optimizer=sgd", "optimizer.lr=0.05")
+    assert list(run.losses.values()) == pytest.approx(plain_losses(folder, 50, 6), rel=allowed, abs=1e-7)
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_the_commands_of_the_page_work(tmp_path: Path, number: int) -> None:
+    text = files("docs/vision.md")["write.py"]
+    subprocess.run([sys.executable, "-c", text], cwd=tmp_path, check=True, timeout=100)
+    words = shlex.split(commands("docs/vision.md")[number])[1:]
+    run = Launched(tmp_path, *words, "train.steps=2")
+    assert "accuracy" in run.stdout

@@ -277,7 +277,16 @@ def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:
 
 def test_what_is_being_started_for_a_user_who_is_disabled_is_stopped(inside: InProcess) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
-    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    checked = {
+        "slots": 1,
+        "name": "x",
+        "experiment": "e",
+        "launcher": "local",
+        "steps": 1,
+        "run_dir": "",
+        "words": [],
+        "needs": {},
+    }
     with writing(inside.service.engine) as session:
         for owner in (admin, bob):
             key = store.new_run_key(session)
@@ -290,7 +299,16 @@ def test_what_is_being_started_for_a_user_who_is_disabled_is_stopped(inside: InP
 
 def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProcess) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
-    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    checked = {
+        "slots": 1,
+        "name": "x",
+        "experiment": "e",
+        "launcher": "local",
+        "steps": 1,
+        "run_dir": "",
+        "words": [],
+        "needs": {},
+    }
     with writing(inside.service.engine) as session:
         for owner in (admin, bob, bob):
             key = store.new_run_key(session)
@@ -316,7 +334,16 @@ def test_waiting_jobs_end_that_their_user_could_not_submit_now(
     inside: InProcess, role: Role | None, unix_user: str | None, reason: str
 ) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner, "unix")
-    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    checked = {
+        "slots": 1,
+        "name": "x",
+        "experiment": "e",
+        "launcher": "local",
+        "steps": 1,
+        "run_dir": "",
+        "words": [],
+        "needs": {},
+    }
     with writing(inside.service.engine) as session:
         key = store.new_run_key(session)
         job = store.add_job(session, (bob.user_id, bob.name), "unix", key, {}, checked)
