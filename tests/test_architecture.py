@@ -22,8 +22,7 @@ PACKAGE = Path(ortlaunch.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas", "tensorboard")
 LAYERS = (
-    ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
-    ("ortlaunch.attaching",),
+    ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__", "ortlaunch.attaching"),
     ("ortlaunch.doctor",),
     ("ortlaunch.serve",),
     ("ortlaunch.tune",),
