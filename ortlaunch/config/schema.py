@@ -780,7 +780,7 @@ class Config(RunConfig):
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     model: ModelConfig = MISSING
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    adapter: AdapterConfig = field(default_factory=NoAdapterConfig)
     data: DataConfig = MISSING
     backend: BackendConfig = MISSING
     trainer: TrainerConfig = MISSING

@@ -156,8 +156,8 @@ class ScriptWatch:
                 with self._run.journal() as journal:
                     journal.artifact(self._run.artifacts)
             if self._asked is not None:
-                # A script that is attached has noted it with its checkpoint.
-                if self._node == 0 and not self._run.stopped_file.exists():
+                # A script that is attached has noted it with its checkpoint, or that all its steps were done by then.
+                if self._node == 0 and not (self._run.stopped_file.exists() or self._run.is_done()):
                     self._run.note_stopped(Stopped(0, "", self._run.stop_word() or "signal"))
             elif in_order and not self._run.stopped_file.exists():
                 self._say_apart()

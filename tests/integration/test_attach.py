@@ -72,11 +72,11 @@ def test_a_launched_script_that_is_stopped_goes_on_to_the_bit(
     tmp_path: Path,
 ) -> None:
     write_attached(tmp_path)
-    monkeypatch.setenv("SECONDS_A_STEP", "0.3")
+    monkeypatch.setenv("SECONDS_A_STEP", "0.6")
     running = start(tmp_path, "launcher.workers_per_node=1", "train.keep_checkpoints=3", "--", "train.py")
     (folder,) = until(lambda: list(tmp_path.glob("runs/*/*-train-*")))
     log = folder / "logs" / "rank-0.log"
-    until(lambda: log.exists() and "step 5" in log.read_text(), said=lambda: running.process.poll())
+    until(lambda: log.exists() and "step 3" in log.read_text(), said=lambda: running.process.poll())
     running.process.send_signal(signal.SIGTERM)
     stopped = running.finish()
     assert (stopped.returncode, stopped.status) == (143, "KILLED"), stopped.report

@@ -153,7 +153,7 @@ def test_json_is_complete_and_every_backend_is_measured(launch, tmp_path):
         # Nothing in this model is decided while it is traced.
         if path != "export.tracer_warnings.0":
             assert set(part(report, path)) == set(keys.split()), path
-    assert (report["fit"], report["schema"]) == (True, 2)
+    assert (report["fit"], report["schema"]) == (True, 3)
     assert "backend=ort" in report["verdict"]
     assert list(tmp_path.iterdir()) == []
     # The share of a worker, not all cores.

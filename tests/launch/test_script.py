@@ -213,6 +213,16 @@ def test_a_worker_that_starts_after_the_request_does_not_begin(watched: Watched)
     assert (watched.run.stopped().reason, watched.run.is_done()) == ("cancel", False)  # type: ignore[union-attr]
 
 
+def test_an_attached_script_that_was_done_when_it_was_asked_to_stop_is_done(watched: Watched) -> None:
+    watched.run.ask_to_stop("cancel")
+    watch = ScriptWatch(watched.run)
+    watch.start()
+    until(lambda: watch._asked is not None)
+    watched.run.note_done(14)
+    watch.end(in_order=True)
+    assert (watched.run.stopped(), watched.run.is_done()) == (None, True)
+
+
 def test_a_script_that_ignores_the_signal_is_ended_after_the_grace_period(watched: Watched) -> None:
     watch = watched.start(COUNTS.format("SIGTERM", "time.sleep(600)\ntime.sleep(600)"), grace_seconds=1)
     watched.run.ask_to_stop()
