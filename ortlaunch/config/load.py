@@ -85,7 +85,7 @@ def _check_options(config: RunConfig) -> None:
         elif node.name not in GROUPS[group]:
             known = ", ".join(sorted(GROUPS[group]))
             raise RequestError(f"{group}.name={node.name!r}: there is no such {group} (there are {known})")
-        if type(node) in _BASES:
+        if type(node) in _BASES and type(node) not in GROUPS[group].values():
             raise without_keys(group, node.name)
 
 

@@ -261,7 +261,7 @@ class TokenDataConfig(DataConfig):
 
 @dataclass(eq=False, repr=False)
 class AdapterConfig(Node):
-    """What is trained in place of the model's own weights."""
+    """All weights of the model are trained; other options train something in their place."""
 
     name: str = "none"
 
@@ -271,11 +271,6 @@ class AdapterConfig(Node):
     def facts(self) -> dict[str, Any]:
         """The keys and values by which stored weights of the adapter are read."""
         return {}
-
-
-@dataclass(eq=False, repr=False)
-class NoAdapterConfig(AdapterConfig):
-    """All weights of the model are trained."""
 
 
 @dataclass(eq=False, repr=False)
@@ -780,7 +775,7 @@ class Config(RunConfig):
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     model: ModelConfig = MISSING
-    adapter: AdapterConfig = field(default_factory=NoAdapterConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     data: DataConfig = MISSING
     backend: BackendConfig = MISSING
     trainer: TrainerConfig = MISSING
@@ -832,7 +827,7 @@ OPTIONAL_GROUPS = {"profile"}
 """Groups without a default option."""
 
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
-    "adapter": {"none": NoAdapterConfig, "lora": LoraConfig},
+    "adapter": {"none": AdapterConfig, "lora": LoraConfig},
     "data": MODULE_GROUPS["data"],
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig, "auto": AutoConfig},
     "trainer": {name: TRAINERS[name].schema for name in sorted(TRAINERS)},

@@ -113,9 +113,10 @@ def _make(path: Path) -> None:
 def _migrate(path: Path) -> None:
     """Lets MLflow make a store that no other process knows of."""
     quiet_mlflow()
-    if "'" in str(Path.cwd()):
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+    quiet_mlflow()  # Importing MLflow sets the level of its logger.
+    if "'" in str(Path.cwd()):
         # MLflow writes this folder into a statement of SQL as it is. As a URI it holds no quotation mark.
         SqlAlchemyStore(sqlite_uri(path).replace("sqlite:", "sqlite+pysqlite:", 1), (Path.cwd() / "mlruns").as_uri())
     connect(sqlite_uri(path))

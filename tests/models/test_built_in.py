@@ -69,7 +69,7 @@ def test_builds_and_takes_a_step(name: str) -> None:
 
 def test_no_built_in_is_left_out_here() -> None:
     built_in = {entry.name for entry in available().values() if entry.target.startswith("ortlaunch.models.")}
-    assert built_in == set(SIZES) | {"hf"}
+    assert built_in == set(SIZES) | {"hf", "timm", "torchvision"}
 
 
 @pytest.mark.parametrize("name", ["gpt2_nano", "llama", "vit", "bert"])

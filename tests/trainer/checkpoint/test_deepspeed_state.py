@@ -70,7 +70,7 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
         (tmp_path / who).mkdir()
     memory = HostMemory()
     with memory.copying(keep=False):
-        write = deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False, memory=memory)
+        write = deepspeed_state.snapshot(engine, tmp_path / "ours", trained_only=False, shared=False, memory=memory)
         copies = [weakref.ref(copied) for copied in memory._taken]
     assert copies and all(copied() is not None for copied in copies)
     write(group)
@@ -78,7 +78,9 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     assert [parameter.data_ptr() for parameter in whole] == kept
     assert not gathered
     monkeypatch.setattr(deepspeed_state, "_left_gathered", lambda _engine: contextlib.nullcontext())
-    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False, memory=HostMemory())(group)
+    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", trained_only=False, shared=False, memory=HostMemory())(
+        group
+    )
     assert gathered
     files, deepspeeds = (
         {file.name: plain(torch.load(file, weights_only=False)) for file in sorted((tmp_path / who).rglob("*.pt"))}
@@ -97,5 +99,7 @@ def test_a_conversion_that_fails_leaves_nothing_of_its_own(tmp_path: Path) -> No
             scratch.mkdir()
             theirs.write_text("kept")
         with pytest.raises(Exception, match=r"absent|empty|Zero|checkpoint"):
-            deepspeed_state.restore(engine, tmp_path / "absent", saved_workers=2, scratch=scratch, group=group)
+            deepspeed_state.restore(
+                engine, tmp_path / "absent", saved_workers=2, scratch=scratch, group=group, trained_only=False
+            )
         assert list(tmp_path.rglob("*")) == ([] if theirs is None else [scratch, theirs])
