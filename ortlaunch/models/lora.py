@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,11 +91,13 @@ def merged(weights: dict[str, torch.Tensor], model: nn.Module, plain: nn.Module)
         plain: the same model without an adapter, which is changed.
     """
     peft: Any = _peft()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save_lora(weights, model, Path(folder))
-        whole: nn.Module = peft.PeftModel.from_pretrained(plain, folder).merge_and_unload(safe_merge=True)
-    return whole
+        whole = peft.LoraModel(plain, copy.copy(_config(model)), _NAME)
+    needed = {name for name, one in model.named_parameters() if one.requires_grad}
+    plain.load_state_dict({name: weights[name] for name in needed}, strict=False)
+    found: nn.Module = whole.merge_and_unload(safe_merge=True)
+    return found
 
 
 def base_digest(model: nn.Module) -> str:
