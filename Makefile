@@ -64,23 +64,23 @@ docs: $(PACKAGES)
 
 ## test: one test of each kind, without clusters: test-quick, test-serve, test-ort, then whole runs and faults
 test: test-quick test-serve test-ort
-	@echo "test: whole runs and faults, with real workers: up to 16 minutes on 2 cores (measured before runs moved to test-nightly)"
+	@echo "test: whole runs and faults, with real workers: some 14 minutes on 2 cores"
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(IN_GROUPS) $(WHOLE_RUNS)
 
 ## test-quick: what starts no workers and no service, and compares no models; COVERAGE=1 says which lines it runs
 test-quick: $(INSTALLED)
-	@echo "test-quick: rules, files and messages, without workers: some 5 minutes on 2 cores"
+	@echo "test-quick: rules, files and messages, without workers: some 6 minutes on 2 cores"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(if $(COVERAGE),--cov=ortlaunch --cov-report=term --cov-report=html) \
 		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%) $(SERVICE:%=--ignore=%) $(CHECKED:%=--ignore=%)
 
 ## test-serve: the service with real servers and Chromium: accounts, API, queue, streams, pages
 test-serve: $(INSTALLED)
-	@echo "test-serve: the service, with real servers and Chromium: some 2 minutes on 2 cores"
+	@echo "test-serve: the service, with real servers and Chromium: some 3 minutes on 2 cores"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(SERVICE)
 
 ## test-ort: models under ONNX Runtime compared with PyTorch: operators, families, the export cache, some drawn models
 test-ort: $(INSTALLED)
-	@echo "test-ort: models under ONNX Runtime beside PyTorch: some 6 minutes on 2 cores"
+	@echo "test-ort: models under ONNX Runtime beside PyTorch: some 7 minutes on 2 cores"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) $(ORT_PARITY)
 
 ## test-nightly: test, and the cases that it leaves out: all pages, several machines, further fault trials
