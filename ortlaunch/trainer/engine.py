@@ -109,8 +109,11 @@ class Engine(ABC):
         with evaluation(self.inner), torch.no_grad():
             yield
 
-    def hold(self, weights: set[torch.nn.Parameter], where: str) -> None:
-        """Keeps these weights and their optimizer state as they are from the next step on, and no others.
+    held: frozenset[torch.nn.Parameter] = frozenset()
+    """Weights that no step changes now, nor their optimizer state."""
+
+    def hold(self, weights: frozenset[torch.nn.Parameter], where: str) -> None:
+        """Keeps these weights as they are from the next step on, and no others.
 
         Args:
             weights: the same on all workers.

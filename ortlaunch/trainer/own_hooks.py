@@ -34,7 +34,6 @@ class HookedRun:
         self._session = session
         self._where = where
         self._everywhere = everywhere
-        self._frozen: set[torch.nn.Parameter] = set()
         self.folder: Path = session.run.path
         self.rank: int = session.workers.rank
 
@@ -86,19 +85,18 @@ class HookedRun:
         Raises:
             RequestError: nothing matches, the hook is not everywhere, or DeepSpeed updates the weights.
         """
-        self._hold(self._frozen | self._matching(match))
+        self._hold(self._session.engine.held | self._matching(match))
 
     def unfreeze(self, match: str) -> None:
-        """Trains the weights whose names match from the next step on; errors are those of `freeze`."""
-        self._hold(self._frozen - self._matching(match))
+        """Trains the weights whose names match from the next step on, whoever froze them; errors are as of `freeze`."""
+        self._hold(self._session.engine.held - self._matching(match))
 
-    def _hold(self, frozen: set[torch.nn.Parameter]) -> None:
+    def _hold(self, frozen: frozenset[torch.nn.Parameter]) -> None:
         if not self._everywhere and self._session.workers.world_size > 1:
             raise RequestError(
                 f"{self._where}: write everywhere = True into it: all workers must freeze the same weights"
             )
         self._session.engine.hold(frozen, self._where)
-        self._frozen = frozen
 
     def _matching(self, match: str) -> set[torch.nn.Parameter]:
         named = dict(unwrapped(self.model).named_parameters(remove_duplicate=False))

@@ -158,6 +158,31 @@ def trained(train, tmp_path):
     return run
 
 
+def in_fp64(run, records, workers, *, first_steps=6, values=None, begins=None):
+    """The course of runs with `mine:step`, in one process by plain torch; its value `apart` goes into `values`."""
+    names = {"__name__": "mine"}
+    exec(MINE, names)
+
+    def loss(model, _buffers, batch):
+        found, more = names["step"](model, batch)
+        if values is not None:
+            values.append(more["apart"].item())
+        return found
+
+    return replayed(
+        names["Net"](),
+        loss,
+        lambda batch: len(batch["labels"]),
+        load_config(run.run_dir / "config.yaml"),
+        records,
+        first_steps=first_steps,
+        sends_buffers=False,
+        workers=workers,
+        evaluated=None,
+        begins=begins,
+    )
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.ort) if n == "ort" else n for n in TRAINERS])
 def test_a_step_of_ones_own_trains_as_a_plain_loop_in_fp64(trained, tmp_path, name):
     workers, *words = TRAINERS[name]
@@ -165,26 +190,8 @@ def test_a_step_of_ones_own_trains_as_a_plain_loop_in_fp64(trained, tmp_path, na
     record.mkdir()
     run = trained("train.step=mine:step", *words, workers=workers, record=record)
     assert run.status == "FINISHED", run.report
-    names = {"__name__": "mine"}
-    exec(MINE, names)
     values = []
-
-    def loss(model, _buffers, batch):
-        found, more = names["step"](model, batch)
-        values.append(float(more["apart"]))
-        return found
-
-    exact = replayed(
-        names["Net"](),
-        loss,
-        lambda batch: len(batch["labels"]),
-        load_config(run.run_dir / "config.yaml"),
-        [record],
-        first_steps=6,
-        sends_buffers=False,
-        workers=workers,
-        evaluated=None,
-    )
+    exact = in_fp64(run, [record], workers, values=values)
     assert difference(course_of([run]), exact) == ""
     means = [sum(values[step : step + 2]) / 2 for step in range(0, 12, 2)]
     assert list(run.series("train/apart").values()) == pytest.approx(means, rel=1e-4)
@@ -271,21 +278,20 @@ def test_a_hook_unfreezes_weights_and_a_resumed_run_keeps_them_frozen(trained, t
     assert first.status == "FINISHED", first.report
     run = trained(*words, f"train.resume={first.run_dir}", workers=workers, record=records[1])
     assert run.status == "FINISHED", run.report
-    names = {"__name__": "mine"}
-    exec(MINE, names)
-    exact = replayed(
-        names["Net"](),
-        lambda model, _buffers, batch: names["step"](model, batch)[0],
-        lambda batch: len(batch["labels"]),
-        load_config(run.run_dir / "config.yaml"),
-        records,
-        first_steps=2,
-        sends_buffers=False,
-        workers=workers,
-        evaluated=None,
-        begins={"body.*": 4},
-    )
+    exact = in_fp64(run, records, workers, first_steps=2, begins={"body.*": 4})
     assert difference(course_of([first, run]), exact) == ""
+
+
+def test_what_one_hook_freezes_stays_so_beside_another_hook(trained, tmp_path):
+    parts = [
+        f"{{target: ortlaunch.hooks:Unfreeze, parts: [{{match: '{one}.*', steps: 4}}]}}" for one in ("body", "head")
+    ]
+    record = tmp_path / "record"
+    record.mkdir()
+    run = trained("train.step=mine:step", f"train.hooks=[{','.join(parts)}]", workers=2, record=record)
+    assert run.status == "FINISHED", run.report
+    exact = in_fp64(run, [record], 2, begins={"body.*": 4, "head.*": 4})
+    assert difference(course_of([run]), exact) == ""
 
 
 def test_a_hook_stops_the_run_with_a_checkpoint(trained):

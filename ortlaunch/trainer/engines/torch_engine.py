@@ -49,7 +49,6 @@ class TorchEngine(Engine):
         self.module = self._distribute(config, workers)
         self.task = task
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
-        self._held: set[torch.nn.Parameter] = set()
         self._optimizer, self._scheduler = optimizer_of(config, inner, optimizer, names, in_pieces=self._in_pieces)
         self._peak = config.optimizer.lr
         self._average = Average(inner, config.train.ema) if config.train.ema is not None else None
@@ -65,11 +64,11 @@ class TorchEngine(Engine):
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
 
-    def hold(self, weights: set[torch.nn.Parameter], where: str) -> None:
-        self._held = weights
+    def hold(self, weights: frozenset[torch.nn.Parameter], where: str) -> None:
+        self.held = weights
 
     def step(self) -> torch.Tensor | float | None:
-        for weight in self._held:
+        for weight in self.held:
             # Neither the norm nor the optimizer knows a weight without a gradient.
             weight.grad = None
         self._scaler.unscale_(self._optimizer)
