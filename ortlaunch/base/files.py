@@ -75,6 +75,12 @@ def missing(path: Path) -> list[Path]:
     return [one for one in (path, *path.parents) if not is_there(one)]
 
 
+def nearest_folder(path: Path) -> Path:
+    """Returns a folder, or the nearest one above it that is there."""
+    path = path.absolute()
+    return next(one for one in (path, *path.parents) if one.is_dir())
+
+
 def remove_empty(folders: Iterable[Path]) -> None:
     """Removes those of some folders that are empty, and leaves the others.
 

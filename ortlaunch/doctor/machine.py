@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortlaunch.base.files import nearest_folder
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.schema import Config
 from ortlaunch.doctor.line import Level, Line
@@ -28,7 +29,7 @@ def disk() -> Iterator[Line]:
         ),
         ("disk of the cache", user_cache(), "an exported graph hardly fits", "exported graphs fill that in time"),
     ):
-        there = _existing(folder)
+        there = nearest_folder(folder)
         free = shutil.disk_usage(there).free / _GIB
         text = f"{free:.1f} GiB free for {folder.absolute()}"
         if not os.access(there, os.W_OK):
@@ -74,9 +75,3 @@ def slurm() -> Iterator[Line]:
 def _said(program: str, *words: str) -> str:
     answer = programs.call(program, *words)
     return answer.problem or " ".join((answer.text or answer.said).split()[:12])
-
-
-def _existing(folder: Path) -> Path:
-    """Returns the folder, or its nearest parent that exists."""
-    folder = folder.absolute()
-    return folder if folder.is_dir() else _existing(folder.parent)

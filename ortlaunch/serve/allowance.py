@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from ortlaunch.base.files import nearest_folder
 from ortlaunch.config.devices import usable_cores
 from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.audit import record
@@ -77,7 +77,7 @@ def allowed(service: Service, caller: Caller, minutes: float | None, checked: Ma
         return Allowance(minutes, {})
     with reading(service.engine) as session:
         limits = limits_of(session)[caller.role.name]
-    most = {**capacity(), "disk": shutil.disk_usage(_existing(service)).free}
+    most = {**capacity(), "disk": shutil.disk_usage(nearest_folder(service.settings.root)).free}
     problems = [
         Problem(_KEYS[name], f"{_needs(name, need)}, and this machine has {amount(name, most[name])}")
         for name, need in needs.items()
@@ -101,8 +101,3 @@ def allowed(service: Service, caller: Caller, minutes: float | None, checked: Ma
 
 def _needs(name: str, value: float) -> str:
     return f"the run needs {amount(name, value)} at least"
-
-
-def _existing(service: Service) -> Path:
-    place = service.settings.root.absolute()
-    return next(one for one in (place, *place.parents) if one.exists())

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 from sqlalchemy.exc import OperationalError
 
+from ortlaunch.base.files import nearest_folder
 from ortlaunch.config.devices import usable_cores
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.dispatcher import Queue, has_process
@@ -96,7 +97,7 @@ class Machine:
         trees = _trees([job.pid for job in jobs if job.pid is not None])
         runs = [self._taken(job, trees[job.pid]) for job in jobs if job.pid is not None]
         self._spent = {pid: spent for pid, spent in self._spent.items() if pid in trees}
-        disk = psutil.disk_usage(str(next(one for one in (self.root, *self.root.parents) if one.exists())))
+        disk = psutil.disk_usage(str(nearest_folder(self.root)))
         memory = psutil.virtual_memory().percent / 100
         gpus = dict(self.queue.slots.use)
         self.now = Look(time.time(), psutil.cpu_percent() / 100, memory, disk.percent / 100, gpus, runs)

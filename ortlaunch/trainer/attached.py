@@ -14,12 +14,9 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config
 from ortlaunch.data.reading import check_state
-from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.models.checks import check_model, check_precision
 from ortlaunch.models.strides import close_gaps
 from ortlaunch.models.task import Result, Task, with_gradient
-from ortlaunch.run import checkpoints as store
-from ortlaunch.run.run import Stopped
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint import resume, rng
@@ -30,8 +27,7 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines.several import Several
 from ortlaunch.trainer.feed import Feed, Micro
 from ortlaunch.trainer.mean import Mean
-from ortlaunch.trainer.recorder import Recorder
-from ortlaunch.trainer.run import journal_start
+from ortlaunch.trainer.run import journal_start, make_recorder
 from ortlaunch.trainer.script_loader import ScriptLoader
 from ortlaunch.trainer.session import SCRIPT, Session
 from ortlaunch.trainer.workers import values_of_all
@@ -313,7 +309,7 @@ class Attached:
         self._session.save(step, kept)
 
     def _begin(self, loader: Iterable[Any] | None) -> Engine:
-        session, config, workers = self._session, self._session.config, self._session.workers
+        session, workers = self._session, self._session.workers
         if not self._wrapped:
             raise RequestError("run.steps: no model is wrapped: model, optimizer = run.wrap(model, optimizer)")
         if self._engine is not None:
@@ -336,16 +332,10 @@ class Attached:
         backend = self._wrapped[0].backend
         startup = {**self._startup, "startup/build_seconds": time.perf_counter() - session.entered}
         built = _Built(data, buffers, shapes, "", data.reading, backend, startup)
-        recorder = Recorder(
-            config.train,
-            workers,
-            session.journal,
-            session.system,
+        recorder = make_recorder(
+            session,
             is_ort_active=lambda: all(one.backend.is_active for one in self._wrapped),
             flops_per_sample=None,
-            peak_flops=peak_flops(workers.device, config.train.precision, tf32=config.train.tf32),
-            start_step=start.step,
-            tokens_seen=start.tokens,
             has_values=True,
         )
         resume.leave_behind(start, workers, session.control)
@@ -397,12 +387,7 @@ class Attached:
         if session.workers.is_first and session.stopped_at is None:
             session.run.note_done(session.last_step)
         elif session.journal is not None and session.stopped_at is not None:
-            word = session.run.stop_word()
-            checkpoint = session.run.checkpoints / store.name_of(session.stopped_at)
-            session.run.note_stopped(
-                Stopped(session.stopped_at, str(checkpoint), "signal" if word is None else word or "signal")
-            )
-            session.journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(session.stopped_at)})
+            session.note_stopped(session.run.stop_word() or "signal")
 
     def _take_step(self, wrapped: Wrapped) -> None:
         if self._present("optimizer.step").last and not self._accumulates:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.models.items import samples
-from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.run import ARTIFACT_FOLDER, Stopped
+from ortlaunch.run.run import ARTIFACT_FOLDER
 from ortlaunch.trainer import memory_error, ranges
 from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.build import Built, build
@@ -73,7 +72,12 @@ def begin(session: Session, startup: dict[str, float]) -> tuple[Built, Hooks, Ev
         RequestError: the request cannot be fulfilled; nothing is journalled then, and no checkpoint is set aside.
     """
     built = build(session, startup)
-    recorder = _recorder(session, built)
+    recorder = make_recorder(
+        session,
+        is_ort_active=lambda: built.backend.is_active,
+        flops_per_sample=built.flops_per_sample,
+        has_values=session.config.train.step is not None,
+    )
     hooks = Hooks(_hooks(session, built), recorder.disturbed)
     evaluation = _evaluation(session, built, recorder, hooks)
     leave_behind(session.start, session.workers, session.control)
@@ -85,19 +89,22 @@ def begin(session: Session, startup: dict[str, float]) -> tuple[Built, Hooks, Ev
     return built, hooks, evaluation
 
 
-def _recorder(session: Session, built: Built) -> Recorder:
+def make_recorder(
+    session: Session, *, is_ort_active: Callable[[], bool], flops_per_sample: float | None, has_values: bool
+) -> Recorder:
+    """Makes what measures and journals the steps of a session; the last three are as `Recorder` takes them."""
     cfg = session.config.train
     return Recorder(
         cfg,
         session.workers,
         session.journal,
         session.system,
-        is_ort_active=lambda: built.backend.is_active,
-        flops_per_sample=built.flops_per_sample,
+        is_ort_active=is_ort_active,
+        flops_per_sample=flops_per_sample,
         peak_flops=peak_flops(session.workers.device, cfg.precision, tf32=cfg.tf32),
         start_step=session.start.step,
         tokens_seen=session.start.tokens,
-        has_values=cfg.step is not None,
+        has_values=has_values,
     )
 
 
@@ -181,6 +188,4 @@ def _write_results(session: Session, built: Built) -> None:
     elif journal is not None:
         # The file STOP says who asked; without the file it was a signal.
         word = run.stop_word()
-        checkpoint = run.checkpoints / store.name_of(session.stopped_at)
-        run.note_stopped(Stopped(session.stopped_at, str(checkpoint), "signal" if word is None else word))
-        journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(session.stopped_at)})
+        session.note_stopped("signal" if word is None else word)

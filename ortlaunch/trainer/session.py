@@ -15,7 +15,7 @@ from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import Config
 from ortlaunch.data.batch import Batch
 from ortlaunch.run import checkpoints as store
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import FIRST_STEP, STEPS_TAG
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.best import BestSoFar
@@ -330,6 +330,18 @@ class Session:
             self.journal.metrics(step, {"checkpoint/stall_seconds": stall})
         # The time of a checkpoint belongs to no step.
         self.recorder.restart_clock()
+
+    def note_stopped(self, reason: str) -> None:
+        """The first worker notes at which step and with which checkpoint the run has stopped.
+
+        Args:
+            reason: who asked for it.
+        """
+        assert self.journal is not None
+        assert self.stopped_at is not None
+        checkpoint = self.run.checkpoints / store.name_of(self.stopped_at)
+        self.run.note_stopped(Stopped(self.stopped_at, str(checkpoint), reason))
+        self.journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(self.stopped_at)})
 
     def ask_to_stop(self) -> None:
         """Ends the run at one of the next steps, as a signal would."""

@@ -21,6 +21,18 @@ from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
 from ortlaunch.serve.unfit import Unfit
 from tests.support.service import ORIGIN, PASSWORD, InProcess, in_process
 
+CHECKED = {
+    "slots": 1,
+    "name": "x",
+    "experiment": "e",
+    "launcher": "local",
+    "steps": 1,
+    "run_dir": "",
+    "words": [],
+    "needs": {},
+}
+"""What the check of a run has returned."""
+
 
 @pytest.fixture
 def inside(tmp_path: Path) -> InProcess:
@@ -277,20 +289,10 @@ def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:
 
 def test_what_is_being_started_for_a_user_who_is_disabled_is_stopped(inside: InProcess) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
-    checked = {
-        "slots": 1,
-        "name": "x",
-        "experiment": "e",
-        "launcher": "local",
-        "steps": 1,
-        "run_dir": "",
-        "words": [],
-        "needs": {},
-    }
     with writing(inside.service.engine) as session:
         for owner in (admin, bob):
             key = store.new_run_key(session)
-            store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, checked).state = JobState.STARTING
+            store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, CHECKED).state = JobState.STARTING
     accounts.change_user(inside.service, admin, bob.user_id, None, None, True)
     with reading(inside.service.engine) as session:
         found = {job.owner: (job.stop_asked is not None, job.reason) for job in session.scalars(select(Job))}
@@ -299,20 +301,10 @@ def test_what_is_being_started_for_a_user_who_is_disabled_is_stopped(inside: InP
 
 def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProcess) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
-    checked = {
-        "slots": 1,
-        "name": "x",
-        "experiment": "e",
-        "launcher": "local",
-        "steps": 1,
-        "run_dir": "",
-        "words": [],
-        "needs": {},
-    }
     with writing(inside.service.engine) as session:
         for owner in (admin, bob, bob):
             key = store.new_run_key(session)
-            job = store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, checked)
+            job = store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, CHECKED)
         job.state = JobState.RUNNING
     accounts.change_user(inside.service, admin, bob.user_id, None, None, True)
     with reading(inside.service.engine) as session:
@@ -334,19 +326,9 @@ def test_waiting_jobs_end_that_their_user_could_not_submit_now(
     inside: InProcess, role: Role | None, unix_user: str | None, reason: str
 ) -> None:
     admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner, "unix")
-    checked = {
-        "slots": 1,
-        "name": "x",
-        "experiment": "e",
-        "launcher": "local",
-        "steps": 1,
-        "run_dir": "",
-        "words": [],
-        "needs": {},
-    }
     with writing(inside.service.engine) as session:
         key = store.new_run_key(session)
-        job = store.add_job(session, (bob.user_id, bob.name), "unix", key, {}, checked)
+        job = store.add_job(session, (bob.user_id, bob.name), "unix", key, {}, CHECKED)
     accounts.change_user(inside.service, admin, bob.user_id, role, unix_user, None)
     with reading(inside.service.engine) as session:
         found = session.get_one(Job, job.id)
