@@ -203,6 +203,25 @@ _watches: WeakKeyDictionary[OrtBlock, Watch] = WeakKeyDictionary()
 """Not attributes: a copy of a block has none, and what a watch changes is no state of the model."""
 
 
+class _Returned:
+    """What a block's own forward has returned beside tensors.
+
+    ORTModule runs a copy of the block to find its outputs, and with a graph from the cache it runs nothing else. A copy
+    shares this object, so that the block knows what its copy has returned.
+    """
+
+    def __init__(self) -> None:
+        self.constants: _Constants = []
+        self.structure: pytree.TreeSpec | None = None
+
+    def take(self, leaves: list[Any], structure: pytree.TreeSpec) -> None:
+        """Notes what a forward has returned."""
+        self.constants, self.structure = _constants(leaves), structure
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Returned:
+        return self
+
+
 class _Original(nn.Module):
     """The block's own forward with tensors as inputs and outputs and all constants bound; ORTModule exports this."""
 
@@ -218,8 +237,7 @@ class _Original(nn.Module):
         self.block = block
         self.constants = constants
         self.structure = structure
-        self.output_constants: _Constants = []
-        self.output_structure: pytree.TreeSpec | None = None
+        self.returned = _Returned()
         self._block_forward = forward
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -227,8 +245,8 @@ class _Original(nn.Module):
         leaves = [next(remaining) if constant is None else constant[0] for constant in self.constants]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         with _plain_linear():
-            outputs, self.output_structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
-        self.output_constants = _constants(outputs)
+            outputs, structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
+        self.returned.take(outputs, structure)
         return tuple(output for output in outputs if isinstance(output, Tensor))
 
 
@@ -264,10 +282,11 @@ class _Signature:
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:
         """Converts the outputs to the structure that the block itself returns."""
-        assert self.original.output_structure is not None
+        returned = self.original.returned
+        assert returned.structure is not None
         remaining = iter(tensors)
-        leaves = [next(remaining) if fixed is None else fixed[0] for fixed in self.original.output_constants]
-        return pytree.tree_unflatten(leaves, self.original.output_structure)
+        leaves = [next(remaining) if fixed is None else fixed[0] for fixed in returned.constants]
+        return pytree.tree_unflatten(leaves, returned.structure)
 
 
 def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3, *, may_fall_back: bool) -> None:

@@ -46,6 +46,8 @@ class StopRequests:
         self._asked = False
         self._exchange: dist.Work | None = None
         self._numbers = torch.zeros(2)
+        self._between = 1
+        """Steps from the last exchange to the next one."""
         self._steps_left = 1
         self._last = time.monotonic()
         self._steps = 0
@@ -78,7 +80,7 @@ class StopRequests:
             self._exchange = None
             if self._numbers[0] > 0:
                 return True
-            self._steps_left = int(-self._numbers[1])
+            self._steps_left = self._between = int(-self._numbers[1])
         self._steps_left -= 1
         if self._steps_left <= 0:
             self._ask()
@@ -94,7 +96,8 @@ class StopRequests:
         now = time.monotonic()
         pace = (now - self._last) / self._steps
         self._last, self._steps = now, 0
-        steps = min(_MOST_STEPS, max(1.0, _SECONDS / max(pace, 1e-6)))
+        # One quick step, such as a script's first, says little of those to come.
+        steps = min(_MOST_STEPS, 2.0 * self._between, max(1.0, _SECONDS / max(pace, 1e-6)))
         # The maximum of each: one request is enough, and the earliest next exchange counts.
         self._numbers = torch.tensor([float(self._is_asked), -float(int(steps))])
         self._exchange = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)

@@ -20,7 +20,7 @@ from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugCo
 from ortlaunch.models import modes
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
-from ortlaunch.ort import session
+from ortlaunch.ort import cache, session
 from ortlaunch.ort.verify.blocks import block_findings
 from ortlaunch.ort.verify.python_values import described
 
@@ -79,6 +79,18 @@ def test_a_transformer_has_eagers_loss_gradients_and_names(tmp_path: Path, zero3
     assert [name for name, _ in ort.named_modules()] == [name for name, _ in eager.named_modules()]
     assert session.is_active(ort)
     assert session.fallback_reason(ort) is None
+
+
+def test_blocks_whose_graphs_are_kept_return_what_they_return_in_pytorch(tmp_path: Path) -> None:
+    origins = []
+    for _ in range(2):
+        model = wrapped(build_model(ModelConfig(name="gpt2_nano", params={"n_layer": 2})), tmp_path)
+        ids = torch.zeros((1, 8), dtype=torch.long)
+        with cache.reading():
+            model(input_ids=ids, labels=ids).loss.backward()
+        origins += session.export_origins(model)
+    assert origins[0] == "stored"
+    assert set(origins[2:]) == {"hit"}
 
 
 @BOTH

@@ -74,6 +74,25 @@ def test_only_a_request_to_stop_ends_a_process_that_takes_too_long(tmp_path, num
         process.kill()  # It does not listen to SIGTERM.
 
 
+def slowing(folder: str) -> int:
+    """Makes steps of which only the first is quick, and asks at the second; returns how many it makes."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    stop = StopRequests(Path(folder), dist.group.WORLD, is_first=True, grace_seconds=60)
+    for step in range(1, 30):
+        if stop.agreed():
+            break
+        if step == 2:
+            stop.ask()
+        time.sleep(0.1)
+    stop.close()
+    dist.destroy_process_group()
+    return step
+
+
+def test_one_quick_step_does_not_put_off_a_request(tmp_path):
+    assert slowing(str(tmp_path)) < 10
+
+
 class Nobody:
     """Takes the place of the group of all workers."""
 
