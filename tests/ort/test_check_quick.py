@@ -58,7 +58,8 @@ class Averaging(Net):
         self.register_buffer("average", torch.zeros(16))
 
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        self.average.data = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
+        value = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
+        self.average.untyped_storage().copy_(value.untyped_storage())
         return hidden
 
 
@@ -230,6 +231,20 @@ def test_packed_sequences_are_refused_by_name() -> None:
         RequestError, match=r"`return self.memory\(packed\).*test_check_quick.py:\d+ .*packed sequences"
     ):
         findings(Packed(), batches(1, 1, 1))
+
+
+class Cox(Net):
+    """Goes through the samples that have had an event."""
+
+    def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        events = (x[:, 1] >= x[:, 1].mean()).nonzero()[:, 0]
+        terms = [hidden[index] - hidden[x[:, 0] >= x[index, 0]].logsumexp(0) for index in events]
+        return hidden + torch.stack(terms).mean()
+
+
+def test_a_loop_as_long_as_a_batch_says_is_named() -> None:
+    with pytest.raises(RequestError, match=r"Split fails .*; see `terms = .* in events\]` at \S*check_quick.py:\d+"):
+        findings(Cox(), [{**one, "x": torch.randn(4, 8)} for one in batches(1, 1, 1)])
 
 
 def test_an_error_that_pytorch_has_too_is_the_models_own() -> None:

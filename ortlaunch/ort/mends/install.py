@@ -110,7 +110,7 @@ def install() -> None:
             generators.seeding_refused(),
             failed_calls.TracesOn(),
             truths.TakesTruths(),
-            written_out.WritesOut(),
+            written_out.WritesOut(self._original_module),
             buffers.collected(self._original_module) as moved,
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             decisions.collected(current is not None and current.watches) as reads,

@@ -24,6 +24,7 @@ _DROPOUT = {
 }
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
+_TO_PYTHON |= {"__array__", "numpy"}
 
 SourceLine = tuple[str, int]
 """File and line number."""
@@ -68,6 +69,9 @@ class Reference(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name in _TO_PYTHON:
             self.decisions[asking_place()].append(repr(result))
+        elif name == "unbind":
+            # A loop over a tensor's rows.
+            self.decisions[asking_place()].append(f"{len(result)} rows")
         return result
 
 
