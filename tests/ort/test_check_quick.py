@@ -216,23 +216,6 @@ def test_what_only_pytorch_runs_is_refused_in_one_line_with_the_cause() -> None:
     assert re.search(r"`return torch.fft.hfft\(.*\)` at \S*test_check_quick.py:\d+ cannot be exported: ", message)
 
 
-class Packed(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = nn.LSTM(4, 4)
-
-    def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        packed = nn.utils.rnn.pack_sequence(list(hidden.view(-1, 4, 4)))
-        return self.memory(packed)[1][0].view(-1, 16) + hidden
-
-
-def test_packed_sequences_are_refused_by_name() -> None:
-    with pytest.raises(
-        RequestError, match=r"`return self.memory\(packed\).*test_check_quick.py:\d+ .*packed sequences"
-    ):
-        findings(Packed(), batches(1, 1, 1))
-
-
 class Cox(Net):
     """Goes through the samples that have had an event."""
 

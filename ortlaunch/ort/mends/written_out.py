@@ -5,7 +5,7 @@
 - ``sum_to_size``: a sum over the dimensions that are to be 1; the exporter takes no sizes of the batch.
 - ``x.data``: ``x.detach()``, and ``x.data = y`` writes into it. The tracer does not see where it comes from, and would
   make its values a constant.
-- Another tensor of a parameter's memory, such as an attribute ``weight.data``: for that, the parameter, detached.
+- Another tensor of a parameter's memory, such as an attribute ``weight.data``: the parameter, detached.
 """
 
 from __future__ import annotations
