@@ -44,6 +44,10 @@ TRAIN = [
     nets.QuantizedByAlias,
     nets.AssignedActivation,
     nets.SpectralData,
+    nets.Penalized,
+    nets.RecurrentOnASlice,
+    nets.VectorQuantized,
+    nets.ShiftedBank,
 ]
 REFUSED = {
     nets.OnlyInGradients: r"the gradient of a.weight differs by .*see `return hidden.detach\(\) .*:\d+",
