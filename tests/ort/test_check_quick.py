@@ -226,7 +226,7 @@ class Cox(Net):
 
 
 def test_a_loop_as_long_as_a_batch_says_is_named() -> None:
-    with pytest.raises(RequestError, match=r"Split fails .*; see `terms = .* in events\]` at \S*check_quick.py:\d+"):
+    with pytest.raises(RequestError, match=r"Split of `terms = .* in events\]` at \S*check_quick.py:\d+ fails"):
         findings(Cox(), [{**one, "x": torch.randn(4, 8)} for one in batches(1, 1, 1)])
 
 

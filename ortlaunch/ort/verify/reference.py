@@ -69,9 +69,6 @@ class Reference(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name in _TO_PYTHON:
             self.decisions[asking_place()].append(repr(result))
-        elif name == "unbind":
-            # A loop over a tensor's rows.
-            self.decisions[asking_place()].append(f"{len(result)} rows")
         return result
 
 

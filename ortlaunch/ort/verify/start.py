@@ -10,7 +10,6 @@ Tolerances are wide, because the check looks for wrong results and not for round
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 from collections.abc import Iterable
@@ -55,7 +54,6 @@ class QuickCheck:
         self._task = task
         self._precision = precision
         self._warnings: list[TraceWarning] = []
-        self._examination: Examination | None = None
 
     def findings(self, batches: list[Batch], warnings: Iterable[TraceWarning] = ()) -> list[Finding]:
         """Returns the problems; empty if there are none, or if the model fell back to PyTorch.
@@ -88,7 +86,6 @@ class QuickCheck:
             what = (failure(manager, str(error)) if manager is not None else None) or cause(error)
             statement = failed_export.take()
             what = f"{statement} cannot be exported: {re.sub(_KIND, '', what)}" if statement else what
-            what += self._where_batches_differ(batches)
             raise RequestError(
                 f"backend=ort cannot train this model: {what}. Use backend=eager or backend=compile, or "
                 "change that part (`ortlaunch check` with the same keys names it where it can)"
@@ -110,18 +107,9 @@ class QuickCheck:
             # The model fell back to PyTorch (backend.fallback=warn), so there is nothing to compare.
             cache.forget(self._wrapped)
             return []
-        self._examination = Examination(self._wrapped, self._task, self._precision, state, batches, self._warnings)
-        findings = [trap.finding(self._examination) for trap in TRAPS.values()]
+        examination = Examination(self._wrapped, self._task, self._precision, state, batches, self._warnings)
+        findings = [trap.finding(examination) for trap in TRAPS.values()]
         return [finding for finding in findings if finding is not None]
-
-    def _where_batches_differ(self, batches: list[Batch]) -> str:
-        """Points to what the batches decide in Python; empty where they decide nothing, or before the export's end."""
-        examination = self._examination
-        # PyTorch may take no other weights than the present ones.
-        with contextlib.suppress(Exception):
-            if examination is not None:
-                return examination.where(set().union(*map(examination.decisions_that_differ, batches[1:])))
-        return ""
 
     def _forward(self, batch: Batch) -> None:
         with self._precision():
