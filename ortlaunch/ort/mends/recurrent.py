@@ -63,9 +63,9 @@ def _recurrent(
 
 
 def _shape_of_packed(
-    _x: Any, _sizes: Any, h0: list[Any], c0: list[Any] | None, weights: Any, _kind: int, width: int, _: Any, which: int
+    _x: Any, _sizes: Any, h0: list[Any], c0: Any, _weights: Any, _kind: int, _width: int, _biases: Any, which: int
 ) -> list[Any]:
-    return [[None, h0[0] * h0[2]], h0, c0][which]
+    return ([None, h0[0] * h0[2]], h0, c0)[which]
 
 
 @torch_node(
