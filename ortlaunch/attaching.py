@@ -27,7 +27,7 @@ from ortlaunch.launch.folder import journal_start, write_run_folder, written
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import default_name, make_plan, plan_in
 from ortlaunch.run import claim
-from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
@@ -123,10 +123,8 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
     def close() -> None:
         for text in failed[:1]:
             journal.failure(workers.rank, socket.gethostname(), text)
-        journal_goodput(journal)
         is_stopped = plan.stopped.exists()
-        journal.end("FAILED" if failed else "KILLED" if is_stopped else "FINISHED")
-        own_claim.release(journal.unwritten_end)
+        end_run(plan.files, journal, "FAILED" if failed else "KILLED" if is_stopped else "FINISHED", own_claim.release)
 
     sys.excepthook = note
     atexit.register(close)

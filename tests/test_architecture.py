@@ -132,6 +132,12 @@ def test_the_package_uses_nothing_of_a_test() -> None:
     assert users_of("unittest") | users_of("pytest") == set()
 
 
+def test_one_function_ends_a_run() -> None:
+    """Whoever ends it, its account, its claim and its sweep are dealt with. `run/run.py` journals an end of before."""
+    users = {name for name, path in MODULES.items() if "journal.end(" in path.read_text()}
+    assert users == {f"ortlaunch.run.{name}" for name in ("ending", "run", "sweep")}
+
+
 def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
     graph = {name: imports(path, lazy=False) for name, path in MODULES.items()}
     for start in MODULES:

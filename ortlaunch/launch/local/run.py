@@ -33,10 +33,10 @@ from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.stalls import Stalls
 from ortlaunch.launch.work import work_of
-from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run import claim, failure
 from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.claim import Claim
-from ortlaunch.run.goodput import Goodput, journal_goodput
+from ortlaunch.run.ending import Ending, end_run
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Stopped
@@ -120,45 +120,40 @@ class _Attempt:
         # Without the wait for a tracker that is away, which is no part of the training.
         seconds = time.monotonic() - begun
         before = self.stop.count
-        account, sweep_over = None, None
-        if not outcome.is_gone:
-            account = self._journal_end(outcome)
-            sweep_over = _end_in_sweep(plan, outcome)
+        ending = Ending(None, None) if outcome.is_gone else self._journal_end(outcome)
         with self.own_claim.kept():
-            sent = self._send_the_rest(relay, outcome, cfgs, sweep_over, lambda: self.stop.count > before)
+            sent = self._send_the_rest(relay, outcome, cfgs, ending.sweep, lambda: self.stop.count > before)
         code = outcome.exit_code
         if self.stop.count > before and self.stop.latest is not None:
             code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-        ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
+        how = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-        display.summary(ending, seconds, record, account)
+        display.summary(how, seconds, record, ending.account)
         return code
 
-    def _journal_end(self, outcome: Outcome) -> Goodput | None:
+    def _journal_end(self, outcome: Outcome) -> Ending:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
-        journal, told = self.journal, bool(self.journal.problem)
+        run, journal, told = self.part.plan.files, self.journal, bool(self.journal.problem)
         if outcome.failure is not None and outcome.failure.is_request:
             # A full disk must not keep the run from its end.
             with contextlib.suppress(OSError):
-                restore_configuration(self.part.plan.files, self.part.plan.attempt)
+                restore_configuration(run, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
-        stopped = self.part.plan.files.stopped() if outcome.status == "KILLED" else None
+        stopped = run.stopped() if outcome.status == "KILLED" else None
         if stopped is not None:
             # Workers have journalled it with their checkpoint, but not a stop before the first step.
             journal.tags({STOPPED_TAG: str(stopped.step)})
-        account = None
-        with contextlib.suppress(OSError):  # It reads the journal.
-            account = journal_goodput(journal)
-            if outcome.status == "FINISHED":
-                keep_rate(self.config, self.part.plan.files)
-        journal.end(outcome.status)
+        ending = end_run(run, journal, outcome.status)
+        if outcome.status == "FINISHED":
+            with contextlib.suppress(OSError):  # It reads the journal.
+                keep_rate(self.config, run)
         if journal.problem and not told:
             text = f"{journal.path} cannot be written ({journal.problem}): when there is room, ortlaunch sync journals"
             print(f"ortlaunch: {text} that the run has {outcome.status.lower()}", file=sys.stderr, flush=True)
-        return account
+        return ending
 
     def _send_the_rest(
         self, relay: Relay, outcome: Outcome, cfgs: list[Any], sweep_over: Path | None, is_cut_short: Callable[[], bool]
@@ -181,15 +176,6 @@ class _Attempt:
         if sweep_over is not None:
             Relay(sweep_over, *cfgs).finish(seconds, is_cut_short)
         return sent
-
-
-def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
-    """Notes the end in the run's sweep; returns the sweep's folder if this was its last run."""
-    try:
-        return sweep.note_end(plan.run_dir, outcome.status)
-    except OSError as error:
-        print(f"ortlaunch: the sweep's folder cannot be written: {error.strerror or error}", file=sys.stderr)
-        return None
 
 
 def _run_further_machine(part: NodePart, config: RunConfig, started: float) -> int:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,10 +27,10 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
 from ortlaunch.run import claim
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
-from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking import trackers
 
 
@@ -178,12 +179,10 @@ class BatchLauncher(QueueLauncher):
         """Journals the failure of runs whose jobs were refused; the last of them also ends their sweep."""
         over = []
         for run_dir in runs:
-            with Run(run_dir).journal() as journal:
-                journal.tags({"ortlaunch.state": "failed"})
-                journal.end("FAILED")
-            claim.release(Run(run_dir))
-            sweep = note_end(run_dir, "FAILED")
-            over += [run_dir] if sweep is None else [run_dir, sweep]
+            run = Run(run_dir)
+            with run.journal() as journal:
+                ending = end_run(run, journal, "FAILED", partial(claim.release, run), is_job=True)
+            over += [run_dir] if ending.sweep is None else [run_dir, ending.sweep]
         announce(over, config, self.environment(config))
 
     def say_sweep(self, sweep: SweepPlan, queued: str, short: str, said: str, at_once: str = "") -> None:
