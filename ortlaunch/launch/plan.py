@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.text import counted
+from ortlaunch.config.schema import RunConfig
+from ortlaunch.launch.work import Work, work_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 
@@ -23,8 +25,10 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run: its folder and the files in it, and its workers on all machines."""
+    """One run: its configuration, its folder, and its workers on all machines. All that launches a run gets this."""
 
+    config: RunConfig
+    """As `ortlaunch.compose.prepare.prepared` makes it."""
     run_dir: Path
     run_id: str
     name: str
@@ -32,8 +36,8 @@ class LaunchPlan:
     """Workers on each machine."""
     attempt: int = 0
     """How often this run was launched before."""
-    nodes: int = 1
-    """Machines that the run is spread over."""
+    arguments: tuple[str, ...] = ()
+    """The command line after ``ortlaunch``, for the record."""
     sweep: SweepTask | None = None
     """Its place in a sweep; None for a single run."""
     backend_reason: str | None = None
@@ -43,6 +47,16 @@ class LaunchPlan:
     def files(self) -> Run:
         """The files of the run folder."""
         return Run(self.run_dir)
+
+    @property
+    def work(self) -> Work:
+        """What its workers do."""
+        return work_of(self.config)
+
+    @property
+    def nodes(self) -> int:
+        """Machines that the run is spread over."""
+        return self.config.launcher.nodes
 
     @property
     def run(self) -> str:

@@ -24,8 +24,7 @@ def plan(*overrides: str) -> LaunchPlan:
 
 
 def part(*overrides: str) -> NodePart:
-    config = to_config(compose(["device=cpu", *overrides]))
-    return node_part(make_plan(config), config)
+    return node_part(plan(*overrides))
 
 
 def test_workers_share_the_cores() -> None:
@@ -63,9 +62,8 @@ def test_torch_compiles_ahead_only_where_something_is_compiled(
         monkeypatch.setenv("TORCH_WARM_POOL", own)
     chosen = part(f"backend={backend}", "trainer=deepspeed")
     assert chosen.start.environment.get("TORCH_WARM_POOL") == value
-    on_a_node = environment_of(
-        SlurmLauncher(), settled(to_config(compose(["launcher=slurm", f"backend={backend}"]))), Path("/run")
-    )
+    config = settled(to_config(compose(["launcher=slurm", f"backend={backend}"])))
+    on_a_node = environment_of(SlurmLauncher(), make_plan(config))
     assert on_a_node.get("TORCH_WARM_POOL") == value
 
 

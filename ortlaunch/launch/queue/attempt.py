@@ -19,6 +19,7 @@ from ortlaunch.config.load import load_run_config, save_config
 from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.launch.auto import decided, keep_rate, recorded
 from ortlaunch.launch.folder import restore_configuration
+from ortlaunch.launch.planning import stored
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
@@ -135,10 +136,10 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
 
 def _decide_backend(run: Run) -> None:
     """Decides what ``backend=auto`` is in this run, before its workers start, for those of all nodes."""
-    stored = load_run_config(run.config_file)
-    if not (isinstance(stored, Config) and isinstance(stored.backend, AutoConfig)):
+    asked = load_run_config(run.config_file)
+    if not (isinstance(asked, Config) and isinstance(asked.backend, AutoConfig)):
         return
-    config, why = recorded(stored, run), "backend=auto keeps what the run has begun with"
+    config, why = recorded(asked, run), "backend=auto keeps what the run has begun with"
     if isinstance(config.backend, AutoConfig):
         backend, why = decided(config)
         config = dataclasses.replace(config, backend=backend)
@@ -208,7 +209,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         _end(Run(run_dir), journal, job, verdict.status)
         if verdict.status == "FINISHED":
             with suppress(OSError):  # It reads the journal.
-                keep_rate(load_run_config(Run(run_dir).config_file), Run(run_dir))
+                keep_rate(stored(run_dir))
     if journal.problem:
         print(f"ortlaunch: {journal.path} cannot be written ({journal.problem})", file=sys.stderr)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)

@@ -55,9 +55,9 @@ class SlurmLauncher(BatchLauncher):
         cfg = _keys(config)
         return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
 
-    def script(self, plan: LaunchPlan, config: RunConfig) -> str:
+    def script(self, plan: LaunchPlan) -> str:
         """Returns the batch script of one run."""
-        return planning.request_for(plan, config).script()
+        return planning.request_for(plan).script()
 
     def request(self, config: RunConfig) -> list[tuple[str, str]]:
         """Returns the time limit and the partition."""
