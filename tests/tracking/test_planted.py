@@ -1,4 +1,4 @@
-"""Forty kinds of secret in everything that a run is given; nothing of them in what it leaves and prints."""
+"""Thirty kinds of secret in everything that a run is given; nothing of them in what it leaves and prints."""
 
 from __future__ import annotations
 
