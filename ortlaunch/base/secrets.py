@@ -67,8 +67,8 @@ _TOKEN = (
     r"wandb_v1_\w{16,}|dapi[0-9a-f]{32}\w*|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)*|"
     r"A(?:KI|SI)A[A-Z0-9]{16}(?:[:\s,;/]+[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=]))?)"
 )
-"""Tokens of ortlaunch serve, GitHub, GitLab, Hugging Face, OpenAI and Anthropic, Slack, Google, NVIDIA, Weights & Biases
-and Databricks, a JSON Web Token (RFC 7519), and AWS's id, which its secret key often follows."""
+"""Tokens of ortlaunch serve, GitHub, GitLab, Hugging Face, OpenAI and Anthropic, Slack, Google, NVIDIA, Databricks and
+Weights & Biases, a JSON Web Token (RFC 7519), and AWS's id, which its secret key often follows."""
 _PRIVATE_KEY = (
     r"(?s)(-----BEGIN[A-Z0-9 ]* PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END[A-Z0-9 ]* PRIVATE KEY(?: BLOCK)?-----|\Z)"
 )
