@@ -206,7 +206,11 @@ def test_public_names_are_what_they_pass_on_and_nothing_here_uses_them() -> None
 
 def test_only_the_run_package_names_the_files_of_a_run_folder() -> None:
     run = Run(Path("folder"))
-    paths = [getattr(run, name) for name, value in vars(Run).items() if isinstance(value, property)]
+    paths = [
+        getattr(run, name)
+        for name, value in vars(Run).items()
+        if not name.startswith("_") and hasattr(value, "__get__")
+    ]
     names = {path.name for path in paths if isinstance(path, Path) and path.parent == run.path}
     # These are words elsewhere too: a verb, an option, a label. The configuration tree and exports have a config.yaml.
     names -= {"logs", "weights", "onnx", "profile", "preflight", "failures", "checkpoints", "config.yaml"}
