@@ -125,7 +125,7 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
     def close() -> None:
         for text in failed[:1]:
             journal.failure(workers.rank, socket.gethostname(), text)
-        is_stopped = plan.stopped.exists()
+        is_stopped = plan.files.stopped_file.exists()
         end_run(plan.files, journal, "FAILED" if failed else "KILLED" if is_stopped else "FINISHED", own_claim.release)
 
     sys.excepthook = note

@@ -67,7 +67,7 @@ def write_run_folder(plan: LaunchPlan, start: Start) -> None:
 
 
 def _write(plan: LaunchPlan, start: Start) -> None:
-    make_folder(plan.log_dir)
+    make_folder(plan.files.logs)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:
@@ -80,7 +80,7 @@ def _write(plan: LaunchPlan, start: Start) -> None:
                 aside.unlink(missing_ok=True)  # Two links to one file are left as they are by the line above.
         raise
     if plan.attempt:
-        plan.stop_file.unlink(missing_ok=True)
+        plan.files.stop_file.unlink(missing_ok=True)
     note_root(plan.run_dir.parents[1])
 
 

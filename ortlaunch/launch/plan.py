@@ -69,21 +69,6 @@ class LaunchPlan:
         return self.workers * self.nodes
 
     @property
-    def log_dir(self) -> Path:
-        """Folder of the ranks' log files."""
-        return self.files.logs
-
-    @property
-    def stop_file(self) -> Path:
-        """The file that asks the workers to finish their step, write a checkpoint and end."""
-        return self.files.stop_file
-
-    @property
-    def stopped(self) -> Path:
-        """The file that the workers write after they have stopped on request."""
-        return self.files.stopped_file
-
-    @property
     def journal(self) -> Path:
         """The run's journal."""
         return self.files.journal_file

@@ -122,7 +122,7 @@ class _Attempt:
             code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-        how = "stopped" if plan.stopped.exists() else outcome.status.lower()
+        how = "stopped" if plan.files.stopped_file.exists() else outcome.status.lower()
         record = _record(plan, sent, outcome, has_trained="train/loss" in display.latest)
         display.summary(how, seconds, record, ending.account)
         return code
@@ -234,7 +234,7 @@ def _note_stop_before_step(part: NodePart) -> None:
     Workers that have made a step record the stop with their checkpoint. These had nothing to save.
     """
     plan = part.plan
-    if part.rank > 0 or plan.stopped.exists() or plan.files.is_gone:
+    if part.rank > 0 or plan.files.stopped_file.exists() or plan.files.is_gone:
         return
     name = plan.files.newest_checkpoint()
     place = plan.files.checkpoints / name
@@ -363,7 +363,7 @@ class _Stopping:
             return 0.0
         # torchrun would pass a signal on and then end the workers while they write their checkpoint.
         try:
-            self._plan.stop_file.touch()
+            self._plan.files.stop_file.touch()
         except OSError as error:
             self._display.line(f"stopping the workers without a checkpoint ({error.strerror})")
             return 0.0
@@ -384,7 +384,7 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None, *, by_themselve
     if plan.files.is_gone:
         text = describe(plan.files)
         return Outcome("FAILED", exit_codes.FAILED, failure.Failure(0, socket.gethostname(), text, False, 0.0), True)
-    if plan.stopped.exists():
+    if plan.files.stopped_file.exists():
         # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
         # itself, and the exit code is that of SIGTERM.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
