@@ -204,6 +204,6 @@ def _dry_run(plan: LaunchPlan) -> str:
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         dry, why = chosen(dry)
-        why = why or plan.backend_reason
-        launcher_of(dry).submit(dataclasses.replace(plan, config=dry, backend_reason=why, arguments=()))
+        reason = why or plan.backend_reason
+        launcher_of(dry).submit(dataclasses.replace(plan, config=dry, backend_reason=reason, arguments=()))
     return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]
