@@ -17,9 +17,10 @@ from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import counted, say
 from ortlaunch.config import candidates
 from ortlaunch.config.precisions import BACKENDS
-from ortlaunch.config.schema import AnyRun, AutoConfig, BackendConfig, Config, LocalConfig, NoTrackingConfig, RunConfig
+from ortlaunch.config.schema import AnyRun, AutoConfig, BackendConfig, Config, LocalConfig, NoTrackingConfig
 from ortlaunch.launch.kind import kind_of
 from ortlaunch.launch.launcher import QueueLauncher
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.trial import Limits, Outcome, ended_by_signals, short, tried
 from ortlaunch.run import rates
@@ -205,19 +206,19 @@ def rate_of(outcome: Outcome, batch: int) -> Rate:
     return Rate(step, max(outcome.first_step, outcome.start))
 
 
-def keep_rate(config: RunConfig, run: Run) -> None:
+def keep_rate(plan: LaunchPlan) -> None:
     """Keeps the rate of a run that has finished, for later ones of its kind.
 
     Runs of scripts are left out, and those whose backend has other than its default keys, that were profiled, or in
     which ONNX Runtime was not active.
 
     Args:
-        config: the run's configuration.
-        run: the run, with all figures in its journal.
+        plan: the run, with all figures in its journal.
     """
+    config = plan.config
     if not isinstance(config, Config):
         return
-    state = run.state()
+    state = plan.files.state()
     step, first = (state.figures.get(name) for name in ("summary/step_seconds_p50", FIRST_STEP))
     if not step or first is None or state.figures.get("summary/steady_steps", 0.0) < _LEAST_STEADY:
         return

@@ -24,8 +24,8 @@ from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device
 from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
-from ortlaunch.launch.plan import LaunchPlan, folder_name
-from ortlaunch.launch.planning import default_name, plan_in
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
@@ -69,7 +69,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "words": words,
         "command": shlex.join(["ortlaunch", *without_secrets_in_words(request["words"])]),
-        "plan": _dry_run(plan, config),
+        "plan": _dry_run(plan),
         "name": plan.name,
         "experiment": config.experiment,
         "run_dir": str(plan.run_dir),
@@ -90,10 +90,7 @@ def planned(words: list[str], run_key: str) -> tuple[Config, LaunchPlan]:
     """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
     tree, reason = compose_with_reason(words)
     config = prepared(to_config(tree))
-    key, name = RunKey.parsed(run_key), config.name or default_name(config)
-    folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
-    plan = plan_in(config, folder.absolute(), key.run_id, name)
-    return config, dataclasses.replace(plan, backend_reason=reason)
+    return config, make_plan(config, reason, words, RunKey.parsed(run_key))
 
 
 def require_one_machine(config: Config, advice: str) -> None:
@@ -200,11 +197,13 @@ def _leaves(node: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _dry_run(plan: LaunchPlan, config: Config) -> str:
+def _dry_run(plan: LaunchPlan) -> str:
     """Returns what a dry run prints."""
+    config = plan.config
     dry = dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dry_run=True))
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         dry, why = chosen(dry)
-        launcher_of(dry).submit(dataclasses.replace(plan, backend_reason=why or plan.backend_reason), dry, [])
+        reason = why or plan.backend_reason
+        launcher_of(dry).submit(dataclasses.replace(plan, config=dry, backend_reason=reason, arguments=()))
     return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]
