@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Float, ForeignKey, Index, String
+from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ortlaunch.serve.database import Base
@@ -74,6 +74,18 @@ class AuditEntry(Base):
     detail: Mapped[str]
     """JSON, without secrets."""
     __table_args__ = (Index("audit_at", "at"),)
+
+
+class RunNote(Base):
+    """What people have written about a run."""
+
+    __tablename__ = "run_notes"
+    place: Mapped[str] = mapped_column(Text, primary_key=True)
+    """The run folder."""
+    title: Mapped[str]
+    """It is shown instead of the run's name; empty for that."""
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    note: Mapped[str]
 
 
 class RoleLimits(Base):

@@ -26,6 +26,7 @@ LEAST = {
         GET /compare
         GET /queue
         GET /runs/{run}
+        GET /sweeps/{sweep}
         GET /runs/{run}/panel
         GET /compare/tables
         GET /tokens
@@ -63,6 +64,7 @@ LEAST = {
         POST /api/runs/{run_id}/delete
         POST /api/runs/{run_id}/export
         POST /api/runs/{run_id}/resume
+        PUT /api/runs/{run_id}/note
     """,
     Role.admin: """
         GET /audit

@@ -19,11 +19,11 @@ from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs, still_allowed
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.comparison import compared
-from ortlaunch.serve.follow.asked import RunQuery, Word
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
 from ortlaunch.serve.follow.details import may_fetch
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
+from ortlaunch.serve.index.asked import RunQuery, Word
 from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
 from ortlaunch.serve.service import Service, service_of

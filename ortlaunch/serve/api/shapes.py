@@ -31,6 +31,11 @@ class Row(TypedDict):
     seconds_left: float | None
     started: float
     updated: float
+    sweep: str | None
+    tags: list[str]
+    note: str
+    columns: dict[str, str | float | None]
+    """The values of the columns that were asked for."""
 
 
 class Page(TypedDict):
@@ -48,6 +53,8 @@ class Facets(TypedDict):
     states: dict[str, int]
     owners: list[str]
     experiments: list[str]
+    columns: list[str]
+    """Parameters and metrics that runs have, as columns and for conditions."""
 
 
 class Change(TypedDict):

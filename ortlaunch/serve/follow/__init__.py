@@ -11,13 +11,13 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
-from ortlaunch.serve.follow.asked import RunQuery
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
 from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
 from ortlaunch.serve.follow.details import detail_of, nothing_yet
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, search
+from ortlaunch.serve.index.asked import RunQuery
 from ortlaunch.serve.index.finding import Found, find, found_run
-from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
+from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of, rows_that_fit
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
@@ -43,14 +43,18 @@ def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAG
         size: rows of a page, at most `MOST_ROWS`.
 
     Raises:
-        Unfit: the list cannot be sorted so.
+        Unfit: the list cannot be sorted so, or a condition cannot be read.
     """
     if query.sort.removeprefix("-") not in SORTS:
         raise unfit(
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
-    filters = {**query.filters, "text": query.text[:_LONGEST_TEXT]}
-    return page_of(service, filters, query.sort, query.page, size)
+    return page_of(service, query, size)
+
+
+def figures(service: Service, caller: Caller, query: RunQuery) -> list[str]:
+    """Returns the names of the metrics that runs of the list have."""
+    return sorted({name for row in rows_that_fit(service, query).values() for name in row["figures"]})
 
 
 def facets(service: Service, caller: Caller) -> Facets:

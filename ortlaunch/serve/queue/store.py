@@ -76,7 +76,7 @@ def new_run_key(session: Session) -> str:
             return str(key)
 
 
-def digest_of(request: dict[str, Any]) -> str:
+def digest_of(request: object) -> str:
     """Returns a digest of a request, equal for equal ones."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 

@@ -72,6 +72,8 @@ class Job(Base):
     """``<date>-<time>-<id>`` of the run, the id of the run in the API."""
     run_dir: Mapped[str] = mapped_column(Text, default="")
     """The run folder, known from the beginning. It exists when the run has begun."""
+    sweep: Mapped[str | None] = mapped_column(String(16), index=True)
+    """The short id of the first run of the sweep that it belongs to; None for a single run."""
     resumes: Mapped[bool] = mapped_column(default=False)
     """Whether it goes on with a run that has begun before."""
     request: Mapped[dict[str, Any]] = mapped_column(JSON)
