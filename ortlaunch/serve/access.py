@@ -72,6 +72,21 @@ class Caller:
     """As whom the runs of this person start; None: nobody has said it yet."""
     token_id: int | None = None
     session_id: int | None = None
+    projects: tuple[str, ...] = ()
+
+    @property
+    def view(self) -> frozenset[str] | None:
+        """The projects whose runs the person sees; None for all."""
+        return None if self.role is Role.admin else frozenset(self.projects)
+
+    def sees(self, project: str) -> bool:
+        """Whether the person sees what belongs to a project."""
+        return is_seen(project, self.view)
+
+
+def is_seen(project: str, view: frozenset[str] | None) -> bool:
+    """Whether what belongs to a project is seen by those who see these projects; see `Caller.view`."""
+    return not project or view is None or project in view
 
 
 def needs(role: Role, *, tokens: bool = True) -> Callable[[Request], Caller]:
@@ -136,7 +151,7 @@ def allowed(session: Session, caller: Caller, role: Role) -> bool:
     """As `still_allowed`, in the transaction of what the caller does."""
     now = time.time()
     user = session.get(User, caller.user_id)
-    if user is None or user.disabled or Role[user.role] < role:
+    if user is None or user.disabled or Role[user.role] < role or not set(caller.projects) <= set(user.projects):
         return False
     if caller.token_id is not None:
         token = session.get(Token, caller.token_id)
@@ -239,7 +254,7 @@ def _of_token(service: Service, header: str) -> Caller | None:
         return None
     _count(service.limits.token, str(row.Token.id), "with this token")
     role = min(Role[row.User.role], Role[row.Token.role])
-    return Caller(row.User.id, row.User.name, role, _unix_user(service, row.User), token_id=row.Token.id)
+    return _who(service, row.User, role, token_id=row.Token.id)
 
 
 def _of_cookie(service: Service, secret: str | None) -> Caller | None:
@@ -251,9 +266,11 @@ def _of_cookie(service: Service, secret: str | None) -> Caller | None:
     if row is None or row.User.disabled or row.LoginSession.expires <= time.time():
         return None
     _count(service.limits.session, str(row.LoginSession.id), "with this session")
-    return Caller(
-        row.User.id, row.User.name, Role[row.User.role], _unix_user(service, row.User), session_id=row.LoginSession.id
-    )
+    return _who(service, row.User, Role[row.User.role], session_id=row.LoginSession.id)
+
+
+def _who(service: Service, user: User, role: Role, **by: int) -> Caller:
+    return Caller(user.id, user.name, role, _unix_user(service, user), projects=tuple(user.projects), **by)
 
 
 def _count(bucket: Bucket, key: str, whose: str) -> None:

@@ -20,6 +20,7 @@ from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import TooManyRequests, network_of
+from ortlaunch.serve.projects import checked
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
@@ -251,7 +252,13 @@ def link_by_name(service: Service, name: str) -> str | None:
 
 
 def change_user(
-    service: Service, caller: Caller, user_id: int, role: Role | None, unix_user: str | None, disabled: bool | None
+    service: Service,
+    caller: Caller,
+    user_id: int,
+    role: Role | None,
+    unix_user: str | None,
+    disabled: bool | None,
+    projects: list[str] | None = None,
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
@@ -259,10 +266,11 @@ def change_user(
     were checked for what the user was before. Runs that have begun go on.
 
     Raises:
-        Unfit: no administrator would be left.
+        Unfit: no administrator would be left, or there is no such project.
     """
     with writing(service.engine) as session:
         user = _existing(session, user_id)
+        user.projects = user.projects if projects is None else checked(session, projects)
         before, before_unix = Role[user.role], user.unix_user
         user.role = user.role if role is None else role.name
         user.disabled = user.disabled if disabled is None else disabled
@@ -278,7 +286,7 @@ def change_user(
             _end_jobs(session, user.id, "its user has a lower role now: submit it again")
         elif user.unix_user != before_unix and not service.settings.shared_account:
             _end_jobs(session, user.id, "its user has another Unix user now: submit it again")
-        changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
+        changes = {name: getattr(user, name) for name in ("role", "unix_user", "projects", "disabled")}
         record(session, caller, "user.change", user.name, changes)
     if service.queue is not None:
         service.queue.wake()

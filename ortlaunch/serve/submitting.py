@@ -23,6 +23,7 @@ from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.kept import forget, keep, kept, secrets_among
+from ortlaunch.serve.projects import of_new_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
@@ -107,7 +108,11 @@ def check(service: Service, caller: Caller, wanted: Sequence[Submission]) -> dic
 
 
 def submit(
-    service: Service, caller: Caller, wanted: Sequence[Submission], idempotency_key: str | None = None
+    service: Service,
+    caller: Caller,
+    wanted: Sequence[Submission],
+    idempotency_key: str | None = None,
+    project: str = "",
 ) -> Submitted:
     """Puts runs into the queue, all of them or none; several are a sweep.
 
@@ -116,11 +121,13 @@ def submit(
         caller: who submits them.
         wanted: the runs.
         idempotency_key: the same key always means the same job, of a sweep its first one.
+        project: the project that they belong to; it may be left out by those who have one or none.
 
     Raises:
         Unfit: the request is refused.
     """
-    unix_user, digest = unix_user_of(service, caller), store.digest_of([one.as_dict() for one in wanted])
+    project = of_new_run(caller, project)
+    unix_user, digest = unix_user_of(service, caller), store.digest_of([project, *(one.as_dict() for one in wanted)])
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= _LONGEST_KEY:
         raise unfit(f"Idempotency-Key: must have 1 to {_LONGEST_KEY} characters")
     with reading(service.engine) as session:
@@ -140,8 +147,8 @@ def submit(
             _stored(service, session, caller, (unix_user, one), found)
             for one, found in zip(wanted, checked, strict=True)
         ]
-        for job in jobs if len(jobs) > 1 else ():
-            job.sweep = jobs[0].run_id
+        for job in jobs:
+            job.project, job.sweep = project, jobs[0].run_id if len(jobs) > 1 else None
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, jobs[0])
     return Submitted(_decided(service, jobs[0].id), is_new=True)
@@ -170,7 +177,7 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     Raises:
         HTTPException: 404 for an unknown run.
     """
-    found = find(service, asked)
+    found = find(service, caller, asked)
     with reading(service.engine) as session:
         query = select(Job).where(Job.run_id == found.run_id, Job.resumes.is_(False), Job.run_dir == found.place)
         job = session.scalars(query.limit(1)).first()
@@ -238,7 +245,7 @@ def resume(
         Unfit: the request is refused.
     """
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     wanted = judge(None, keys, caller.role, minutes)
     digest = store.digest_of({"resume": found.place, **wanted.as_dict()})
     with reading(service.engine) as session:
@@ -266,6 +273,7 @@ def resume(
         keep(service.settings.secrets, found.place, secrets_among(wanted.keys, checked["words"]))
         asked_for = hidden("", wanted.as_dict())
         job = store.add_job(session, (user_id, owner), found.unix_user, key, asked_for, _shown(checked), allowance)
+        job.project = found.project
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
@@ -293,7 +301,7 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         Unfit: the run has no complete checkpoint, or only an author may execute its model's code.
     """
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     with writing(service.engine) as session:
         record(session, caller, "run.export", found.id)
     secrets = kept(service.settings.secrets, found.place)
@@ -316,7 +324,7 @@ def annotate(service: Service, caller: Caller, asked: str, title: str, tags: lis
 
 def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     _settle(service, found)
     with writing(service.engine) as session:
         require_unchanged(service, session, caller)
@@ -340,7 +348,7 @@ def _decided(service: Service, job_id: str) -> Job:
 
 
 def _changeable(service: Service, caller: Caller, asked: str) -> Found:
-    found = find(service, asked)
+    found = find(service, caller, asked)
     if not may_change(caller, found.owner):
         raise HTTPException(403, "this run belongs to somebody else")
     return found

@@ -19,8 +19,19 @@ class User(Base):
     """As whom this person's runs start."""
     password: Mapped[str | None]
     """The argon2id hash; None before the person has chosen a password."""
+    projects: Mapped[list[str]] = mapped_column(JSON, default=list, server_default="[]")
+    """The projects that the person is a member of."""
     disabled: Mapped[bool] = mapped_column(default=False)
     created: Mapped[float]
+
+
+class Project(Base):
+    """People who see each other's runs, which share what the queue gives them."""
+
+    __tablename__ = "projects"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    slots: Mapped[float | None] = mapped_column(Float)
+    """Those that its runs may hold at a time; None: no limit."""
 
 
 class LoginSession(Base):

@@ -40,6 +40,7 @@ LEAST = {
         GET /api/limits
         GET /api/machine
         GET /api/queue
+        GET /api/projects
         GET /api/ready-jobs
         GET /api/runs
         GET /api/runs/{id}
@@ -75,6 +76,8 @@ LEAST = {
         POST /api/users
         PATCH /api/users/{user_id}
         POST /api/users/{user_id}/link
+        PUT /api/projects/{name}
+        DELETE /api/projects/{name}
         POST /api/queue/continue
         POST /api/queue/drain
         POST /api/queue/pause
@@ -98,6 +101,8 @@ WITHOUT_TOKENS = {
     ("DELETE", "/api/session/others"),
     ("DELETE", "/api/session"),
     ("PUT", "/api/limits/{role}"),
+    ("PUT", "/api/projects/{name}"),
+    ("DELETE", "/api/projects/{name}"),
 }
 """What somebody who has stolen a token may not do with it: what outlives the token."""
 
@@ -152,7 +157,7 @@ def test_a_token_does_nothing_that_outlives_it(inside: InProcess) -> None:
     assert found == WITHOUT_TOKENS
     for method, path in sorted(WITHOUT_TOKENS):
         address = path.replace("{user_id}", str(inside.person("ada", Role.admin).user_id))
-        address = address.replace("{role}", "admin")
+        address = address.replace("{role}", "admin").replace("{name}", "eve")
         body = {"name": "eve", "role": "admin", "old": PASSWORD, "new": "another good password"}
         answer = inside.client().request(method, address, headers=token(inside, "ada"), json=body)
         assert (answer.status_code, "a token may not do this" in answer.text) == (403, True), f"{method} {path}"

@@ -59,7 +59,7 @@ def facets(service: Shared, caller: Viewer) -> Facets:
 @router.get("/api/runs/{id}")
 async def run_detail(service: Shared, caller: Viewer, id: str) -> Detail:
     """One run. `id` is its key, its short id or the id of its job in the queue."""
-    return await reading_run(service, id, follow.run_detail, service, caller, id)
+    return await reading_run(service, caller, id, follow.run_detail, service, caller, id)
 
 
 @router.get("/api/runs/{id}/metrics")
@@ -75,7 +75,7 @@ async def run_metrics(
     `names` has commas between the metrics; without it the first forty come.
     """
     wanted = [name for name in names.split(",") if name]
-    return await reading_run(service, id, follow.run_metrics, service, caller, id, wanted, points)
+    return await reading_run(service, caller, id, follow.run_metrics, service, caller, id, wanted, points)
 
 
 @router.get("/api/runs/{id}/logs/{rank}")
@@ -91,14 +91,16 @@ async def run_log(
     """Whole lines of a log from a byte on; a negative `offset` counts from the end. With `search` the lines that have
     the word, from `offset` on."""
     read = partial(follow.run_log, offset=offset, limit=limit, word=search)
-    return await reading_run(service, id, read, service, caller, id, rank)
+    return await reading_run(service, caller, id, read, service, caller, id, rank)
 
 
 @router.get("/api/runs/{id}/config")
 async def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
     """The configuration of a run, without secrets, and how that of the run `against` differs."""
-    settings = await reading_run(service, id, follow.run_settings, service, id)
-    other = await reading_run(service, against, follow.run_settings, service, against) if against else None
+    settings = await reading_run(service, caller, id, follow.run_settings, service, caller, id)
+    other = (
+        await reading_run(service, caller, against, follow.run_settings, service, caller, against) if against else None
+    )
     return await to_thread.run_sync(follow.configuration, settings, other)
 
 
@@ -108,7 +110,7 @@ async def run_file(service: Shared, caller: Viewer, id: str, name: str) -> Strea
 
     What workers wrote is not searched for secrets here, so it is for the owner and for administrators.
     """
-    place, file, size = await reading_run(service, id, _opened, service, caller, id, name)
+    place, file, size = await reading_run(service, caller, id, _opened, service, caller, id, name)
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
         "Content-Length": str(size),
@@ -125,7 +127,7 @@ async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max
 
 def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[str, BinaryIO, int]:
     """Opens a file of a run; returns the run folder, the file and its size."""
-    found = found_run(service, asked)
+    found = found_run(service, caller, asked)
     run = found.run
     raw = {one.name for one in (run.logs, run.failures, run.stacks, run.journal_file)}
     if name.partition("/")[0] in raw and not may_change(caller, found.owner):
@@ -133,15 +135,19 @@ def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[st
     try:
         if not may_fetch(run, name):
             raise FileNotFoundError
-        file = _without_secrets(service, asked, name) if name == run.config_file.name else open_beneath(run.path, name)
+        file = (
+            _without_secrets(service, caller, asked, name)
+            if name == run.config_file.name
+            else open_beneath(run.path, name)
+        )
     except OSError:
         raise HTTPException(404, "the run has no such file, or it cannot be read") from None
     return found.place, file, os.fstat(file.fileno()).st_size
 
 
-def _without_secrets(service: Service, asked: str, name: str) -> BinaryIO:
+def _without_secrets(service: Service, caller: Caller, asked: str, name: str) -> BinaryIO:
     """The configuration as the page shows it: a folder of an earlier version, or of another program, may have more."""
-    settings = follow.run_settings(service, asked)
+    settings = follow.run_settings(service, caller, asked)
     if not settings:
         raise FileNotFoundError
     file = os.fdopen(os.memfd_create(name), "w+b")

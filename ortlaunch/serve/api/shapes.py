@@ -31,6 +31,8 @@ class Row(TypedDict):
     seconds_left: float | None
     started: float
     updated: float
+    project: str
+    """Empty for none: everybody sees it."""
     sweep: str | None
     tags: list[str]
     note: str
@@ -53,6 +55,7 @@ class Facets(TypedDict):
     states: dict[str, int]
     owners: list[str]
     experiments: list[str]
+    projects: list[str]
     columns: list[str]
     """Parameters and metrics that runs have, as columns and for conditions."""
 

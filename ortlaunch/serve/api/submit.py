@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.fields import CHOICES, catalogue, jobs_to_choose
+from ortlaunch.serve.projects import of_new_run
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.requests import MOST_MINUTES, MOST_SWEPT, Submission, judge_all
 from ortlaunch.serve.service import Service, service_of
@@ -38,6 +39,8 @@ class Wanted(BaseModel):
     """Values of further keys: each combination is a run."""
     script: Annotated[str, Field(max_length=4000)] = ""
     """The script and its arguments, as after ``--`` on a command line; for authors."""
+    project: Annotated[str, Field(max_length=40)] = ""
+    """It may be left out by those who have one or none."""
     minutes: Minutes = None
 
     def runs(self, caller: Caller) -> list[Submission]:
@@ -145,6 +148,7 @@ async def fields(
 async def check(request: Request, body: Wanted, caller: Runner) -> Checked:
     """Checks a request by all rules, and shows what would be started. Writes nothing."""
     runs = body.runs(caller)
+    of_new_run(caller, body.project)
     found = await in_thread(caller, submitting.check, service_of(request), caller, runs, is_long=len(runs) > 1)
     return Checked(**found)
 
@@ -158,7 +162,7 @@ async def submit(
 ) -> Queued:
     """Puts a run into the queue, or all runs of a sweep. The same Idempotency-Key always means the same run."""
     service, runs = service_of(request), body.runs(caller)
-    words = service, caller, runs, idempotency_key
+    words = service, caller, runs, idempotency_key, body.project
     return _queued(service, (await in_thread(caller, submitting.submit, *words, is_long=len(runs) > 1)).job)
 
 

@@ -49,17 +49,17 @@ def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAG
         raise unfit(
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
-    return page_of(service, query, size)
+    return page_of(service, caller, query, size)
 
 
 def figures(service: Service, caller: Caller, query: RunQuery) -> list[str]:
     """Returns the names of the metrics that runs of the list have."""
-    return sorted({name for row in rows_that_fit(service, query).values() for name in row["figures"]})
+    return sorted({name for row in rows_that_fit(service, caller, query).values() for name in row["figures"]})
 
 
 def facets(service: Service, caller: Caller) -> Facets:
     """Returns what the list can be filtered by."""
-    return facets_of(service)
+    return facets_of(service, caller.view)
 
 
 def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
@@ -68,8 +68,8 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
     Raises:
         HTTPException: there is no such run.
     """
-    found = find(service, asked)
-    row, run = rows_of(service, [found.place]).get(found.place), service.runs.run_at(found.place)
+    found = find(service, caller, asked)
+    row, run = rows_of(service, [found.place], caller.view).get(found.place), service.runs.run_at(found.place)
     with reading(service.engine) as session:
         job = session.get(Job, found.job_id) if found.job_id is not None else None
     if row is None and job is not None and job.state not in OPEN_STATES:
@@ -97,7 +97,7 @@ def run_metrics(
         HTTPException: there is no such run.
         Unfit: its journal cannot be read.
     """
-    found = find(service, asked)
+    found = find(service, caller, asked)
     wanted = list(names)[:_MOST_NAMES]
     most = max(2, min(points, MOST_POINTS))
     try:
@@ -134,7 +134,7 @@ def run_log(
     Raises:
         HTTPException: there is no such run or log.
     """
-    found = found_run(service, asked)
+    found = found_run(service, caller, asked)
     file = log_file(found.run, rank)
     try:
         if file is None:
@@ -146,14 +146,14 @@ def run_log(
         raise HTTPException(404, "the run has no such log, or it cannot be read") from None
 
 
-def run_settings(service: Service, asked: str) -> dict[str, Any]:
+def run_settings(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     """Returns a run's configuration, without secrets.
 
     Raises:
         HTTPException: there is no such run.
         Unfit: its configuration cannot be read.
     """
-    run = found_run(service, asked).run
+    run = found_run(service, caller, asked).run
     try:
         return settings_of(run)
     except RequestError as error:

@@ -18,6 +18,7 @@ class RunQuery(BaseModel):
     state: Word = ""
     owner: Word = ""
     experiment: Word = ""
+    project: Word = ""
     text: Word = ""
     """It is looked for in the name, the experiment, the ids, the tags and the note."""
     where: Word = ""
@@ -31,5 +32,5 @@ class RunQuery(BaseModel):
     @property
     def filters(self) -> dict[str, str]:
         """The values of what the list is filtered by; an empty one lets all pass."""
-        names = ("state", "owner", "experiment", "text", "where", "sweep")
+        names = ("state", "owner", "experiment", "project", "text", "where", "sweep")
         return {name: getattr(self, name) for name in names}

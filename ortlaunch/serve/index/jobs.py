@@ -43,6 +43,7 @@ class QueueJob(NamedTuple):
     started: float | None
     ended: float | None
     stop_asked: float | None
+    project: str = ""
     sweep: str | None = None
     request: Mapping[str, Any] = MappingProxyType({})
 

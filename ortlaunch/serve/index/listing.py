@@ -14,11 +14,13 @@ from sqlalchemy import select
 
 from ortlaunch.base.text import public_text
 from ortlaunch.follow.state import ACTIVE, State
+from ortlaunch.serve.access import Caller, is_seen
 from ortlaunch.serve.api.shapes import Facets, Page, Row
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.asked import RunQuery
 from ortlaunch.serve.index.jobs import OfRun, QueueJob, lost_by, shown_state
 from ortlaunch.serve.index.reading import Listed
+from ortlaunch.serve.projects import of_unix_users
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import RunNote
@@ -30,11 +32,12 @@ SORTS = ("started", "updated", "name", "experiment", "owner", "state", "step", "
 _LONGEST = {"name": 160, "experiment": 120, "reason": 200, "owner": 64, "note": 160}
 """Bytes of a row's texts as JSON, so that a page of `MOST_ROWS` has less than 100 kB, whatever runs are called."""
 _MOST_FACETS = 500
+_NOBODY: Mapping[str, str] = {}
 _Values = dict[str, Any]
 _OF_QUEUE = (JobState.WAITING, JobState.STARTING)
 _OPEN = {*_OF_QUEUE, *(state.value for state in ACTIVE)}
 _GOES_ON = (State.RUNNING.value, State.STOPPING.value)
-_FILTERS = ("state", "owner", "experiment", "sweep")
+_FILTERS = ("state", "owner", "experiment", "project", "sweep")
 _LONGEST_TEXT, _MOST_NAMES = 200, 80
 _FIGURES = ("step", "loss", "rate")
 """Figures of every row, for conditions."""
@@ -51,18 +54,19 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 _TOLD = ("run_id", "name", "experiment", "state", "reason", "step", "steps", "loss", "started")
 
 
-def page_of(service: Service, query: RunQuery, size: int) -> Page:
+def page_of(service: Service, caller: Caller, query: RunQuery, size: int) -> Page:
     """Returns a page of the list.
 
     Args:
         service: the service.
+        caller: who asks.
         query: which runs, in which order, and the page.
         size: rows of a page.
 
     Raises:
         Unfit: a condition cannot be read.
     """
-    found, page, sort = rows_that_fit(service, query), query.page, query.sort
+    found, page, sort = rows_that_fit(service, caller, query), query.page, query.sort
     # The newest first, and what has no value last, whatever the order is.
     rows = sorted(sorted(found.items(), key=lambda one: one[0]), key=lambda one: one[1]["started"], reverse=True)
     column = sort.lstrip("-")
@@ -78,13 +82,13 @@ def page_of(service: Service, query: RunQuery, size: int) -> Page:
     return {"runs": runs, "total": total, "page": page, "pages": pages}
 
 
-def rows_that_fit(service: Service, query: RunQuery) -> dict[str, _Values]:
+def rows_that_fit(service: Service, caller: Caller, query: RunQuery) -> dict[str, _Values]:
     """Returns the rows of the runs that a query means, by their run folders. Their texts are not public yet.
 
     Raises:
         Unfit: a condition cannot be read.
     """
-    found = _all(service)
+    found = _all(service, caller.view)
     for name in _FILTERS:
         if wanted := query.filters[name]:
             values = {wanted, *filter(None, wanted.split(","))}
@@ -97,25 +101,27 @@ def rows_that_fit(service: Service, query: RunQuery) -> dict[str, _Values]:
     return found
 
 
-def rows_of(service: Service, places: Iterable[str]) -> dict[str, Row]:
+def rows_of(service: Service, places: Iterable[str], view: frozenset[str] | None) -> dict[str, Row]:
     """Returns the rows of run folders, and of jobs whose run folders are not there yet, in the order of `places`.
 
     Args:
         service: the service.
         places: the folders; those that nobody knows are left out.
+        view: the projects of those who ask; see `Caller.view`.
     """
     jobs, positions = service.runs.jobs.now(), service.queue.positions()
-    notes = _notes(service)
-    found = {place: _row(service.runs.run_at(place), jobs.get(place), notes.get(place)) for place in places}
-    return {place: _public(row, positions) for place, row in found.items() if row is not None}
+    notes, people = _told(service)
+    found = {place: _row(service.runs.run_at(place), jobs.get(place), notes.get(place), people) for place in places}
+    return {place: _public(row, positions) for place, row in _seen(found, view).items()}
 
 
-def facets_of(service: Service) -> Facets:
-    """Returns what the list can be filtered by, with the number of runs in each state."""
-    rows = _all(service).values()
+def facets_of(service: Service, view: frozenset[str] | None) -> Facets:
+    """Returns what the list can be filtered by, with the number of runs in each state; see `rows_of`."""
+    rows = _all(service, view).values()
     return {
         "states": dict(sorted(Counter(row["state"] for row in rows).items())),
         "owners": sorted({row["owner"] for row in rows})[:_MOST_FACETS],
+        "projects": sorted({row["project"] for row in rows} - {""})[:_MOST_FACETS],
         "experiments": sorted({row["experiment"] for row in rows})[:_MOST_FACETS],
         "columns": [name for name, _ in Counter(name for row in rows for name in _named(row)).most_common(_MOST_NAMES)],
     }
@@ -138,17 +144,24 @@ def ended(service: Service, since: float) -> list[dict[str, Any]]:
     return found
 
 
-def _all(service: Service) -> dict[str, _Values]:
+def _all(service: Service, view: frozenset[str] | None) -> dict[str, _Values]:
     """All rows by their run folders, with texts that are not public yet and without places in the queue."""
-    jobs, runs, notes = service.runs.jobs.now(), service.runs.runs, _notes(service)
-    made = {place: _row(run, jobs.get(place), notes.get(place)) for place, run in runs.items()}
+    jobs, runs = service.runs.jobs.now(), service.runs.runs
+    notes, people = _told(service)
+    made = {place: _row(run, jobs.get(place), notes.get(place), people) for place, run in runs.items()}
     made |= {place: _row(None, of_run, notes.get(place)) for place, of_run in jobs.items() if place not in runs}
-    return {place: row for place, row in made.items() if row is not None}
+    return _seen(made, view)
 
 
-def _notes(service: Service) -> dict[str, RunNote]:
+def _seen(rows: Mapping[str, _Values | None], view: frozenset[str] | None) -> dict[str, _Values]:
+    return {place: row for place, row in rows.items() if row is not None and is_seen(row["project"], view)}
+
+
+def _told(service: Service) -> tuple[dict[str, RunNote], dict[str, str]]:
+    """Returns the notes by run folder, and the projects of Unix users, which runs of command lines belong to."""
     with reading(service.engine) as session:
-        return {one.place: one for one in session.scalars(select(RunNote))}
+        notes = {one.place: one for one in session.scalars(select(RunNote))}
+        return notes, of_unix_users(service, session)
 
 
 def _named(row: _Values) -> dict[str, Any]:
@@ -174,7 +187,9 @@ def _condition(text: str) -> Callable[[_Values], bool]:
     return holds
 
 
-def _row(run: Listed | None, jobs: OfRun | None, note: RunNote | None = None) -> _Values | None:
+def _row(
+    run: Listed | None, jobs: OfRun | None, note: RunNote | None = None, people: Mapping[str, str] = _NOBODY
+) -> _Values | None:
     shown = shown_state(run, jobs)
     if shown is None:
         return None
@@ -205,6 +220,7 @@ def _row(run: Listed | None, jobs: OfRun | None, note: RunNote | None = None) ->
         "seconds_left": run.seconds_left if state in _GOES_ON else None,
         "started": run.started,
         "updated": updated,
+        "project": job.project if job is not None else people.get(run.unix_user, ""),
         "sweep": job.sweep if job is not None else None,
         "tags": note.tags if note is not None else [],
         "note": note.note if note is not None else "",

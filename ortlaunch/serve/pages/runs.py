@@ -106,20 +106,20 @@ def sweep(request: Request, caller: Viewer, sweep: Annotated[str, Path(max_lengt
 @router.get("/runs/{run}")
 async def run(request: Request, caller: Viewer, run: str) -> HTMLResponse:
     """One run."""
-    return await reading_run(service_of(request), run, _run, request, caller, run, "run.html")
+    return await reading_run(service_of(request), caller, run, _run, request, caller, run, "run.html")
 
 
 @router.get("/runs/{run}/panel")
 async def panel(request: Request, caller: Viewer, run: str) -> HTMLResponse:
     """The part of a run's page that changes with its state: figures, buttons, failures and checkpoints."""
-    return await reading_run(service_of(request), run, _run, request, caller, run, "run_panel.html")
+    return await reading_run(service_of(request), caller, run, _run, request, caller, run, "run_panel.html")
 
 
 def _run(request: Request, caller: Caller, run: str, template: str) -> HTMLResponse:
     service = service_of(request)
     detail = follow.run_detail(service, caller, run)
     # The row of a run from a command line has the Unix user, who may have another name here.
-    may = may_change(caller, find(service, run).owner)
+    may = may_change(caller, find(service, caller, run).owner)
     acts = acts_of(detail) if may else []
     return render(request, template, caller, detail=detail, row=detail["row"], acts=acts, may_change=may)
 

@@ -68,6 +68,8 @@ const request = () => {
   const body = { keys, axes: axes() };
   const script = document.getElementById("script").value.trim();
   if (script) body.script = script;
+  const project = document.getElementById("project");
+  if (project) body.project = project.value;
   if (form.dataset.job) body.job = form.dataset.job;
   const limit = form.elements.minutes.value.trim();
   if (limit !== "") body.minutes = Number.isFinite(Number(limit)) ? Number(limit) : limit;
