@@ -47,6 +47,7 @@ LEAST = {
         GET /api/runs/{id}/config
         GET /api/runs/{id}/files/{name:path}
         GET /api/runs/{id}/logs/{rank}
+        GET /api/runs/{id}/logs/{rank}/text
         GET /api/runs/{id}/metrics
         GET /api/runs/{run_id}/keys
         GET /api/session

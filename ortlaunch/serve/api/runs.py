@@ -94,6 +94,28 @@ async def run_log(
     return await reading_run(service, caller, id, read, service, caller, id, rank)
 
 
+@router.get("/api/runs/{id}/logs/{rank}/text", response_class=StreamingResponse)
+async def run_log_text(service: Shared, caller: Viewer, id: str, rank: str) -> StreamingResponse:
+    """A whole log as a file, as the page shows it: without secrets and control characters."""
+
+    async def part(offset: int) -> LogPart:
+        read = partial(follow.run_log, offset=offset, limit=MOST_BYTES)
+        return await reading_run(service, caller, id, read, service, caller, id, rank)
+
+    async def text(found: LogPart) -> AsyncIterator[bytes]:
+        at = -1
+        while found["next"] > at:
+            at = found["next"]
+            yield (found["text"] if found["more"] else found["text"] + found["rest"]).encode(errors="replace")
+            if not found["more"] or not await to_thread.run_sync(still_allowed, service, caller):
+                return
+            found = await part(at)
+
+    name = quote(f"{id}-{rank}.log", safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    return StreamingResponse(text(await part(0)), headers=headers, media_type="text/plain; charset=utf-8")
+
+
 @router.get("/api/runs/{id}/config")
 async def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
     """The configuration of a run, without secrets, and how that of the run `against` differs."""
@@ -116,7 +138,8 @@ async def run_file(service: Shared, caller: Viewer, id: str, name: str) -> Strea
         "Content-Length": str(size),
     }
     content = _content(partial(service.readers.call, place), file, size, lambda: still_allowed(service, caller))
-    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+    kind = "image/png" if name.endswith(".png") else "application/octet-stream"
+    return StreamingResponse(content, headers=headers, media_type=kind)
 
 
 @router.get("/api/compare")
@@ -130,7 +153,8 @@ def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[st
     found = found_run(service, caller, asked)
     run = found.run
     raw = {one.name for one in (run.logs, run.failures, run.stacks, run.journal_file)}
-    if name.partition("/")[0] in raw and not may_change(caller, found.owner):
+    is_raw = name.partition("/")[0] in raw or (name.startswith(f"{run.logged.name}/") and not name.endswith(".png"))
+    if is_raw and not may_change(caller, found.owner):
         raise HTTPException(403, "this file is for the run's owner; the page of the run shows logs without secrets")
     try:
         if not may_fetch(run, name):

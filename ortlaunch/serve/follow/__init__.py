@@ -9,7 +9,7 @@ from fastapi import HTTPException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
-from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.api.shapes import Configuration, Curve, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
 from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
@@ -102,14 +102,14 @@ def run_metrics(
     most = max(2, min(points, MOST_POINTS))
     try:
         if not wanted:
-            known = _curves.curves(found.place, (), most)[1]
-            wanted = sorted(known, key=_place)
-        curves, known, offset = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
+            wanted = sorted(_curves.curves(found.place, (), most).names, key=_place)
+        read = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
     except FileNotFoundError:
-        return {"id": found.id, "curves": {}, "names": [], "offset": 0}
+        nothing: Curve = {"steps": [], "values": []}
+        return {"id": found.id, "curves": {}, "names": [], "began": 0.0, "times": nothing, "offset": 0}
     except OSError as error:
         raise unfit(f"the journal cannot be read: {error.strerror}", None) from error
-    return {"id": found.id, "curves": curves, "names": known, "offset": offset}
+    return {"id": found.id, **read._asdict()}  # type: ignore[typeddict-item]
 
 
 def _place(name: str) -> tuple[int, int, str]:
@@ -173,6 +173,6 @@ def configuration(settings: dict[str, Any], other: dict[str, Any] | None) -> Con
 
 def _metrics(found: Found) -> list[str]:
     try:
-        return _curves.curves(found.place, (), MOST_POINTS)[1]
+        return _curves.curves(found.place, (), MOST_POINTS).names
     except OSError:
         return []

@@ -78,8 +78,9 @@ export class Plot {
     known.set(this.place, this);
   }
 
-  table() {
-    const tables = this.curves.map((curve) => [curve.x, curve.values]);
+  table() { return this.joined(this.curves.map((curve) => [curve.x, curve.values])); }
+
+  joined(tables) {
     // 2: a gap extends to the curve's own neighbouring points, whatever x values other curves have in between.
     return tables.length === 1 ? tables[0] : uPlot.join(tables, tables.map(() => [0, 2]));
   }
