@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from ortlaunch.base.user import account_name
 from ortlaunch.serve.database import reading
+from ortlaunch.serve.identity import named_by_proxy
 from ortlaunch.serve.limits import Bucket, TooManyRequests
 from ortlaunch.serve.secret import digest
 from ortlaunch.serve.service import Service, service_of
@@ -237,6 +238,10 @@ def _caller(request: Request) -> Caller:
     service = service_of(request)
     header = request.headers.get("authorization")
     found = _of_token(service, header) if header is not None else _of_cookie(service, request.cookies.get(COOKIE))
+    named = named_by_proxy(request)
+    if found is not None and found.session_id is not None and named is not None and named.lower() != found.name:
+        # Another person has logged in at the proxy since.
+        found = None
     if found is None:
         raise HTTPException(401, _LOG_IN, _CHALLENGE)
     request.state.caller = found

@@ -19,6 +19,8 @@ class User(Base):
     """As whom this person's runs start."""
     password: Mapped[str | None]
     """The argon2id hash; None before the person has chosen a password."""
+    subject: Mapped[str | None] = mapped_column(unique=True)
+    """The issuer and the subject by which an OpenID Connect provider has vouched for the person."""
     projects: Mapped[list[str]] = mapped_column(JSON, default=list, server_default="[]")
     """The projects that the person is a member of."""
     disabled: Mapped[bool] = mapped_column(default=False)
