@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import RedirectResponse
 
 from ortlaunch.base.text import library_error
-from ortlaunch.serve.unfit import Unfit, unfit
+from ortlaunch.serve.unfit import unfit
 
 CALLBACK = "/oidc/callback"
 _ALGORITHMS = ["RS256", "PS256", "ES256", "EdDSA"]
@@ -67,17 +67,14 @@ class Provider:
         from authlib.integrations.base_client import MismatchingStateError
 
         await self._ask()
-        # Authlib itself does not compare the audience.
+        # Authlib itself compares who a token was given to, and not whom it is for.
         required = {"iss": self.issuer, "aud": self._client_id}
         options = {name: {"essential": True, "value": value} for name, value in required.items()}
         try:
             found = await self._client.authorize_access_token(request, claims_options=options, leeway=_LEEWAY_SECONDS)
             claims = found["userinfo"]
-            _check_audience(claims, self._client_id)
         except MismatchingStateError:
             raise unfit("this login was not begun in this browser, or too long ago: begin again") from None
-        except Unfit:
-            raise
         # What a provider answers may break the library in many ways, and none of them logs anybody in.
         except Exception as error:
             raise unfit(f"the provider does not vouch for this login: {library_error(error)}") from None
@@ -100,10 +97,3 @@ class Provider:
             raise unfit(f"the provider cannot be asked: {library_error(error)}") from None
         if not is_itself:
             raise unfit(f"{self.issuer} does not describe itself as this provider")
-
-
-def _check_audience(claims: dict[str, Any], client_id: str) -> None:
-    """Refuses a token that is for other clients too and does not say that it was given to this one."""
-    audience = claims["aud"]
-    if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != client_id:
-        raise unfit("the provider does not vouch for this login: its token is for another client too")

@@ -158,6 +158,7 @@ def test_a_user_whom_the_provider_vouches_for_is_logged_in(
         ({"preferred_username": ["ada"]}, "gives no preferred_username"),
         ({"iss": "https://evil.example"}, "does not vouch"),
         ({"aud": "another"}, "does not vouch"),
+        ({"aud": "another", "azp": "ortlaunch"}, "does not vouch"),
         ({"aud": ["ortlaunch", "another"]}, "does not vouch"),
         ({"aud": ["ortlaunch", "another"], "azp": "another"}, "does not vouch"),
         ({"exp": 1}, "does not vouch"),
