@@ -32,6 +32,7 @@ from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.noted import Noted
 from ortlaunch.serve.oidc import Provider
+from ortlaunch.serve.openapi import described
 from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.secret import new_secret
 from ortlaunch.serve.service import Service
@@ -126,7 +127,7 @@ def _own_routes(app: FastAPI) -> APIRouter:
 
     @router.get("/api/openapi.json", include_in_schema=False)
     def schema(_caller: Caller = Depends(needs(Role.viewer))) -> JSONResponse:  # noqa: B008
-        return JSONResponse(app.openapi())
+        return JSONResponse(described(app))
 
     return router
 
