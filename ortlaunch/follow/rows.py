@@ -97,7 +97,7 @@ def row_from(values: dict[str, Any]) -> Row:
 
 
 _OF_THE_PLACE = ("run_root", "name", "experiment", "launcher.run", "launcher.dry_run")
-_OF_THE_MACHINE = ("startup/", "goodput/", "throughput/", "summary/", "memory/", "gpu/", "checkpoint/")
+_OF_THE_MACHINE = ("startup/", "goodput/", "throughput/", "summary/", "memory/", "gpu/", "system/", "checkpoint/")
 _MOST_KEPT = 30
 """Parameters, and figures, of one run."""
 _MOST_DAMAGE = 5

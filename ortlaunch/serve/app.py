@@ -101,8 +101,14 @@ def make_app(settings: Settings) -> FastAPI:
         from starlette.middleware.sessions import SessionMiddleware
 
         # What Authlib remembers of a login that has begun. Lax: the browser comes back from another site.
-        cookie = {"session_cookie": _OIDC_COOKIE, "max_age": 600, "same_site": "lax", "https_only": True}
-        app.add_middleware(SessionMiddleware, secret_key=new_secret(), **cookie)
+        app.add_middleware(
+            SessionMiddleware,
+            secret_key=new_secret(),
+            session_cookie=_OIDC_COOKIE,
+            max_age=600,
+            same_site="lax",
+            https_only=True,
+        )
     app.add_middleware(Noted, service=service)
     app.add_middleware(Leaving)
     app.add_middleware(Guard, settings=settings)

@@ -42,7 +42,7 @@ def described(app: FastAPI) -> dict[str, Any]:
     parts.setdefault("schemas", {})["Problems"] = _PROBLEMS
     for route in app.router.routes:
         if isinstance(route, APIRoute) and route.include_in_schema:
-            for method in route.methods:
+            for method in route.methods or ():
                 _complete(document["paths"][route.path_format][method.lower()], route, method)
     return document
 

@@ -106,8 +106,8 @@ def _slots(
             note = slate.withheld[name]
         elif is_held:
             note = "an administrator has taken it out"
-        is_seen = job is not None and caller.sees(job.project)
-        run = {"run": job.run_key if is_seen else None, "run_name": job.name if is_seen else None}
+        seen = job if job is not None and caller.sees(job.project) else None
+        run = {"run": seen and seen.run_key, "run_name": seen and seen.name}
         found.append({"name": name, "state": state, **run, "note": note})
     return found
 

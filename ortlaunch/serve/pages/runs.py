@@ -89,7 +89,7 @@ def sweep(request: Request, caller: Viewer, sweep: Annotated[str, Path(max_lengt
     runs = [{"id": row["id"], "name": row["name"], "loss": row["loss"], **row["columns"]} for row in found["runs"]]
     states = Counter(row["state"] for row in found["runs"])
     values = {
-        "swept": {"axes": axes, "results": ["loss", *results], "runs": runs},
+        "swept": {"axes": axes, "results": list(dict.fromkeys(["loss", *results])), "runs": runs},
         "states": states,
         "open": [row["id"] for row in found["runs"] if row["state"] not in _ENDED],
         "found": found,
