@@ -208,13 +208,17 @@ def compose(overrides: list[str]) -> DictConfig:
     return compose_with_reason(overrides)[0]
 
 
-def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
+def compose_with_reason(overrides: list[str], root: str = CONFIG) -> tuple[DictConfig, str | None]:
     """Returns the composed tree for some overrides, and why its backend is not ORT; see `backend_reason`.
+
+    Args:
+        overrides: the words of the command line.
+        root: the root file in ``conf/``.
 
     Raises:
         RequestError: the configuration does not compose.
     """
-    tree = _composed(overrides)
+    tree = _composed(overrides, root)
     reason = _reason(tree.hydra)
     return _without_hydra(tree), reason
 
