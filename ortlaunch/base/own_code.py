@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -11,6 +12,7 @@ import signal
 import sys
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 _FATAL = "Fatal Python error: "
@@ -38,6 +40,29 @@ def is_users(file: str) -> bool:
     if file.startswith(_others()) or {"site-packages", "dist-packages"} & set(Path(file).parts):
         return False
     return Path(file).is_file() and not is_put_there_by_pip(Path(file))
+
+
+def imported() -> dict[str, Path]:
+    """The files of the imported modules that are the user's own, by module; a script by its file's name."""
+    named = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
+    own = {name: Path(file) for name, file in named.items() if isinstance(file, str) and is_users(file)}
+    return {path.name if name == "__main__" else name: path for name, path in own.items()}
+
+
+def digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """A digest of each file; of one that is gone an empty text."""
+    found = {}
+    for name, path in sorted(files.items()):
+        try:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            found[name] = ""
+    return found
+
+
+def digest(files: Mapping[str, str]) -> str:
+    """One digest of several; the order of the files does not count."""
+    return hashlib.sha256(repr(sorted(files.values())).encode()).hexdigest()[:16]
 
 
 @functools.cache

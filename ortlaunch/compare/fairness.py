@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ortlaunch.compare.groups import Group, circumstance
 from ortlaunch.compare.runs import RATES, RunRow
 from ortlaunch.run.events import LOSS
-from ortlaunch.run.state import APART_TAG, SCRIPT_TAG
+from ortlaunch.run.state import APART_TAG, CODE_TAG, SCRIPT_TAG
 
 OTHER_CPU_PERCENT = 10.0
 """Share of the machine's cores that other processes may use in the steady part without a warning."""
@@ -29,6 +29,7 @@ _SAME_TAGS = (
     ("ortlaunch.device_name", "device model"),
     ("ortlaunch.torch", "torch"),
     ("ortlaunch.git_commit", "commit of the code"),
+    (CODE_TAG, "code of your own"),
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Change, Mean, Ratio, difference_interval, mean_of, ratio_interval
 from ortlaunch.config.effects import same_work
+from ortlaunch.run.state import CODE_TAG
 
 CIRCUMSTANCES = (
     "ortlaunch.world_size",
@@ -20,6 +21,7 @@ CIRCUMSTANCES = (
     "ortlaunch.git_commit",
     "ortlaunch.git_dirty",
     "ortlaunch.data_fingerprint",
+    CODE_TAG,
 )
 """Tags that are no parameters but still make two runs incomparable as repeats."""
 _KIND = ("ortlaunch.backend", "ortlaunch.trainer", "ortlaunch.ort_active")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ortlaunch.base import last_resort
+from ortlaunch.base import last_resort, own_code
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace, replace_text, size_of
 from ortlaunch.base.ownership import closed_to_others
@@ -30,7 +30,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
 from ortlaunch.run.roots import note_root
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
-from ortlaunch.run.state import ENDED_TAG, STOPPED_TAG
+from ortlaunch.run.state import CODE_TAG, ENDED_TAG, STOPPED_TAG
 from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
@@ -125,6 +125,9 @@ def journal_start(journal: Journal, plan: LaunchPlan) -> None:
         # The command is quoted, so that a user can paste it into a shell.
         "ortlaunch.command": shlex.join(record["command"]),
     }
+    if files := plan.work.files():
+        # Of a script that attaches, its worker knows the modules too.
+        tags[CODE_TAG] = own_code.digest(own_code.digests({file.name: file for file in files}))
     if plan.backend_reason is not None:
         tags["ortlaunch.backend_reason"] = plan.backend_reason
     if plan.attempt:

@@ -27,6 +27,8 @@ def other_code(run: Run, attempt: int) -> str:
     found = [f"{name} {then} -> {here}" for name, then, here in _versions(before, now) if then != here]
     if _content(earlier / run.patch_file.name) != _content(run.patch_file):
         found.append("changes that are in no commit (git.patch)")
+    then, here = (_scripts(folder / run.sources.name) for folder in (earlier, run.path))
+    found += sorted(name for name, content in here.items() if then.get(name, content) != content)
     return ", ".join(found)
 
 
@@ -38,6 +40,10 @@ def _versions(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str
     packages = [one.get("packages") or {} for one in (before, now)]
     for name in sorted({*packages[0], *packages[1]}):
         yield name, str(packages[0].get(name, "none")), str(packages[1].get(name, "none"))
+
+
+def _scripts(folder: Path) -> dict[str, bytes]:
+    return {path.name: _content(path) for path in folder.glob("*")}
 
 
 def _content(path: Path) -> bytes:

@@ -80,6 +80,8 @@ class Run:
     """The installed packages."""
     patch_file = _File("git.patch")
     """The changes since the repository's commit; absent where there are none."""
+    code_file = _File("code.json")
+    """Digests of the user's own modules, by the workers."""
     sources = _File("sources")
     """The folder of the user's own files that ran; absent for a training in ortlaunch's own loop."""
 

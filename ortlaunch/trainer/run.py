@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ortlaunch.base import own_code
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.reading import read_json
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.models.items import samples
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.run import ARTIFACT_FOLDER
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
+from ortlaunch.run.state import CODE_TAG
 from ortlaunch.trainer import memory_error, ranges
 from ortlaunch.trainer.best import BestSoFar
 from ortlaunch.trainer.build import Built, build
@@ -154,7 +159,7 @@ def journal_start(
         notes: what the data has to say.
     """
     start, run = session.start, session.run
-    tags = {"ortlaunch.data_fingerprint": fingerprint}
+    tags = {"ortlaunch.data_fingerprint": fingerprint, **_code_tags(run)}
     for note in (*start.notes, *notes):
         print(f"warning: {note}", flush=True)
     if session.attempt:
@@ -170,6 +175,19 @@ def journal_start(
         journal.rewind(start.step, f"goes on from {start.path}" if start.path else "starts from the beginning")
     session.system.journal(journal, run.path, ARTIFACT_FOLDER)
     journal.dataset(data, fingerprint, origin)
+
+
+def _code_tags(run: Run) -> dict[str, str]:
+    """Tags by which the user's own code is known again; says where a run goes on with other code."""
+    before, now = read_json(run.code_file) or {}, own_code.digests(own_code.imported())
+    if not now:
+        return {}
+    replace_text(run.code_file, json.dumps(now, indent=2) + "\n")
+    tags = {CODE_TAG: own_code.digest(now)}
+    if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
+        tags["ortlaunch.changed_modules"] = ", ".join(changed)
+        print(f"note: the run goes on with other code than before: {', '.join(changed)}", flush=True)
+    return tags
 
 
 def _write_results(session: Session, built: Built) -> None:

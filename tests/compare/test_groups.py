@@ -17,6 +17,7 @@ from ortlaunch.run.journal import flatten
 
 PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name": "pysource"}
 TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}
+TAGS["ortlaunch.code"] = "c" * 16
 
 
 METRICS = {
@@ -66,6 +67,7 @@ def test_what_does_not_change_the_work_splits_no_group(key: str) -> None:
     [
         {"params": {"optimizer.lr": "0.1"}},
         {"tags": {"ortlaunch.git_commit": "b" * 40}},
+        {"tags": {"ortlaunch.code": "d" * 16}},
         {"tags": {"ortlaunch.git_dirty": "true"}},
         {"tags": {"ortlaunch.torch": "2.6.0"}},
         {"tags": {"ortlaunch.device_name": "H100"}},
@@ -203,6 +205,7 @@ def test_what_follows_from_the_choice_of_an_option_is_no_difference() -> None:
     [
         ({"tags": {"ortlaunch.world_size": "4"}}, ["number of workers", "baseline's 2", "run-1 (4)"]),
         ({"params": {"train.batch_size": "8"}}, ["train.batch_size", "baseline's 4", "run-1 (8)"]),
+        ({"tags": {"ortlaunch.code": "d" * 16}}, ["other code of your own than the baseline's"]),
         ({"tags": {"ortlaunch.git_commit": "b" * 40}}, ["commit", "aaaaaaaaaaaa:", "run-1 (bbbbbbbbbbbb)"]),
         ({"status": "FAILED"}, ["not finished", "run-1 (00000001) FAILED"]),
         ({"tags": {"ortlaunch.throttled": "true"}}, ["throttled", "run-1"]),

@@ -41,6 +41,14 @@ def test_what_differs_is_named(tmp_path: Path, now: dict[str, Any], patch: str, 
     assert other_code(run_of(tmp_path, RECORD, RECORD | now, patch), 1) == said
 
 
+def test_a_script_that_has_changed_is_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path, RECORD, RECORD)
+    for folder, text in ((run.earlier_attempt(1), "lr = 1"), (run.path, "lr = 2")):
+        (folder / "sources").mkdir()
+        (folder / "sources" / "train.py").write_text(text)
+    assert other_code(run, 1) == "train.py"
+
+
 def test_a_first_attempt_and_a_record_that_is_lost_say_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, RECORD, RECORD | {"git": None})
     assert other_code(run, 0) == ""
