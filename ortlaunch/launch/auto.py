@@ -112,10 +112,12 @@ def _by_trials(config: Config, names: Sequence[str], kind: Mapping[str, object])
     """The backend that trials show to be the best, how long each would take, and why others are left out."""
     say(f"backend=auto tries {_listed(names)} for this kind of run", file=sys.stderr)
     batch = config.train.batch_size * config.train.grad_accumulation * launcher_of(config).workers_per_node(config)
-    begun, steps = time.monotonic(), config.train.steps
+    begun, steps, others = time.monotonic(), config.train.steps, 0.0
 
     def trial(name: str, seconds: float) -> Outcome:
+        nonlocal others
         outcome = _trial(config, name, seconds)
+        others = max(others, outcome.others)
         if outcome.ok or (name != names[0] and not outcome.is_of_machine):
             rates.note(kind, name, rate_of(outcome, batch), is_sure=outcome.others < _IDLE)
         return outcome
@@ -129,7 +131,8 @@ def _by_trials(config: Config, names: Sequence[str], kind: Mapping[str, object])
         return names[0], unfit.pop(names[0]), unfit
     untried = [name for name in names if name not in found]
     short_of = f"; the run is too short to pay for trials of {_listed(untried)}" if untried else ""
-    return backend, f"{in_words(rated, steps)}, by {spent}{short_of}", unfit
+    busy = f"; other processes had {others:.0%} of the cores, so this may be wrong" if others >= _IDLE else ""
+    return backend, f"{in_words(rated, steps)}, by {spent}{short_of}{busy}", unfit
 
 
 def tried_each(names: Sequence[str], steps: int, batch: int, trial: Callable[[str, float], Outcome]) -> dict[str, Rate]:

@@ -161,6 +161,7 @@ def test_trials_are_kept_and_told_and_the_next_run_makes_none(monkeypatch: pytes
     config, why = chosen(config_of("train.steps=2000"))
     assert config.backend.name == "ort"
     assert why.startswith("backend=auto takes ort: ort 105 s, eager 205 s for 2,000 steps, by trials that took 0 s")
+    assert "; other processes had 50% of the cores, so this may be wrong; without compile" in why
     assert why.endswith("; without compile: its trial did not end in time: not done after 60 s")
     assert chosen(config_of("train.steps=3000"))[0].backend.name == "ort"
 
