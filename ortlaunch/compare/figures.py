@@ -24,8 +24,11 @@ _LOWER = re.compile(
     r"|(throughput|summary|eval|startup|checkpoint|stragglers)/\w*seconds\w*"
 )
 _LISTED = 30
-_OURS = ("memory/", "summary/", "system/")
-"""Beginnings of what ortlaunch itself journals of a script."""
+_OURS = (
+    *("checkpoint/", "goodput/", "memory/", "startup/", "stragglers/", "summary/", "system/", "throughput/"),
+    "train/grad_norm",
+)
+"""Beginnings of what ortlaunch itself journals of a script, also of one that attaches."""
 _SHOWN = 4
 
 

@@ -90,7 +90,8 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         what = f"{size(saved)} of a worker's step" if saved > 0 else "nothing"
         lines.append(f"train.activation_checkpointing=true would save {what}")
     if report["largest_batch_size"] is not None:
-        lines.append(f"largest micro-batch that fits: {report['largest_batch_size'] or 'none'}")
+        why = ", all that a worker has of the data, or that is looked at" if report["largest_batch_is_all"] else ""
+        lines.append(f"largest micro-batch that fits: {report['largest_batch_size'] or 'none'}{why}")
     if report["change"]:
         lines.append(f"to make it fit: {report['change']}")
     return lines

@@ -9,7 +9,7 @@ from ortlaunch.config.schema import Config
 from ortlaunch.estimate.band import NOTHING, Band, verdict
 from ortlaunch.estimate.request import Request
 
-_NEIGHBOURS = ("checkpointing_saves_bytes", "largest_batch_size", "change")
+_NEIGHBOURS = ("checkpointing_saves_bytes", "largest_batch_size", "largest_batch_is_all", "change")
 
 
 def report(

@@ -190,6 +190,7 @@ class Study:
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked),
             "largest_batch_size": largest,
+            "largest_batch_is_all": largest == self._traces.most_samples,
             "change": self._nearest_change(largest) if is_needed else None,
         }
 

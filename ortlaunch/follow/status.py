@@ -144,7 +144,9 @@ def _began(row: Row, record: Record) -> str:
     if record.began is None:
         return ""
     text = moment(record.began / 1000)
-    return f"{text}, {duration_text(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
+    attempts = record.state.attempts
+    part = f"in attempt {attempts}" if attempts > 1 else "in all" if row.is_over else "so far"
+    return f"{text}, {duration_text(row.elapsed_seconds)} {part}"
 
 
 def _advice(row: Row) -> list[tuple[str, str]]:

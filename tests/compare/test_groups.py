@@ -344,6 +344,7 @@ def test_thinning_keeps_ends_peaks_and_gaps() -> None:
 
 def test_a_scripts_own_metrics_are_compared_and_it_has_no_throughput_to_miss() -> None:
     logged = {"val/acc": 0.5, "train/loss": 2.0, "memory/rss_gib": 1.0, "system/rank-0/memory_gib": 1.0}
+    logged |= {"checkpoint/stall_seconds": 1.0, "goodput/down_seconds": 0.0, "train/grad_norm": 1.0}
     script = replace(row(1, None, tags={"ortlaunch.script": "train.py"}), metrics=logged)
     named = of_scripts([script, row(2)])
     assert [(one.metric, one.better) for one in named] == [("train/loss", "lower"), ("val/acc", None)]

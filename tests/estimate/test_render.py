@@ -36,6 +36,7 @@ def test_what_a_small_model_holds_does_not_look_overlooked(size: int, text: str)
         "machine": {**band, "limit_bytes": None, "limit_source": "", "compilers_bytes": 0, "loaders_bytes": 0},
         "checkpointing_saves_bytes": None,
         "largest_batch_size": None,
+        "largest_batch_is_all": False,
         "change": "",
     }
     out = io.StringIO()
