@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import ortlaunch
@@ -140,7 +141,9 @@ class _Launches:
         # Its default name stays that of what was asked for.
         asked = config
         config, why = chosen(config)
-        return launcher_of(config).submit(make_plan(asked, why or reason), config, self._arguments)
+        return launcher_of(config).submit(
+            dataclasses.replace(make_plan(asked, why or reason, self._arguments), config=config)
+        )
 
     def _returned(self, config: RunConfig) -> float | None:
         """Returns the objective of the latest run. Without it the sweep ends, because all runs would lack it."""

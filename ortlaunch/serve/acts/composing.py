@@ -27,8 +27,8 @@ from ortlaunch.config.load import to_dict, to_run_config
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device, RunConfig
 from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
-from ortlaunch.launch.plan import LaunchPlan, folder_name
-from ortlaunch.launch.planning import default_name, plan_in
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
@@ -76,7 +76,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "words": words,
         "command": shlex.join(["ortlaunch", *without_secrets_in_words(request["words"])]),
-        "plan": _dry_run(plan, config),
+        "plan": _dry_run(plan),
         "name": plan.name,
         "experiment": config.experiment,
         "run_dir": str(plan.run_dir),
@@ -102,16 +102,13 @@ def check_sweep(request: dict[str, Any]) -> dict[str, Any]:
 
 def planned(words: list[str], run_key: str) -> tuple[RunConfig, LaunchPlan]:
     """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
-    words, script = split_script(words)
+    given, script = split_script(words)
     if script is None:
-        tree, reason = compose_with_reason(words)
+        tree, reason = compose_with_reason(given)
     else:
-        tree, reason = compose_with_reason(words_beside(words), SCRIPT)
+        tree, reason = compose_with_reason(words_beside(given), SCRIPT)
     config = prepared(with_command(to_run_config(tree), script))
-    key, name = RunKey.parsed(run_key), config.name or default_name(config)
-    folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
-    plan = plan_in(config, folder.absolute(), key.run_id, name)
-    return config, dataclasses.replace(plan, backend_reason=reason)
+    return config, make_plan(config, reason, words, RunKey.parsed(run_key))
 
 
 def require_one_machine(config: RunConfig, advice: str) -> None:
@@ -220,11 +217,13 @@ def _leaves(node: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _dry_run(plan: LaunchPlan, config: RunConfig) -> str:
+def _dry_run(plan: LaunchPlan) -> str:
     """Returns what a dry run prints."""
+    config = plan.config
     dry = dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dry_run=True))
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         dry, why = chosen(dry)
-        launcher_of(dry).submit(dataclasses.replace(plan, backend_reason=why or plan.backend_reason), dry, [])
+        reason = why or plan.backend_reason
+        launcher_of(dry).submit(dataclasses.replace(plan, config=dry, backend_reason=reason, arguments=()))
     return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]
