@@ -27,7 +27,7 @@ from ortlaunch.serve.projects import of_new_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
-from ortlaunch.serve.requests import Submission, judge
+from ortlaunch.serve.requests import OF_SCRIPT, Submission, judge
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import RunNote, User
 from ortlaunch.serve.unfit import unfit
@@ -188,7 +188,9 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         script = job.request.get("script", "")
         return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "script": script, "left_out": []}
     stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
-    known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
+    known = {
+        key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith((PARAMS, OF_SCRIPT))
+    }
     names = {one["name"] for one in jobs_to_choose()}
     left_out = [*stored["left_out"], *(key for key in stored["keys"] if key not in known)]
     ready = stored["job"] if stored["job"] in names else None

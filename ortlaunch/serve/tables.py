@@ -12,6 +12,7 @@ class User(Base):
     """A person who may log in."""
 
     __tablename__ = "users"
+    __table_args__ = (Index("users_subject", "subject", unique=True),)
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
     role: Mapped[str]
@@ -19,7 +20,7 @@ class User(Base):
     """As whom this person's runs start."""
     password: Mapped[str | None]
     """The argon2id hash; None before the person has chosen a password."""
-    subject: Mapped[str | None] = mapped_column(unique=True)
+    subject: Mapped[str | None]
     """The issuer and the subject by which an OpenID Connect provider has vouched for the person."""
     projects: Mapped[list[str]] = mapped_column(JSON, default=list, server_default="[]")
     """The projects that the person is a member of."""

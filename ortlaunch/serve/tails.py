@@ -126,7 +126,7 @@ def _take(
 ) -> None:
     match event:
         case Measured():
-            told.setdefault("times", []).append((event.step, event.t / 1000))
+            told["at"] = event.t / 1000
             for name, value in event.values.items():
                 # JSON has neither NaN nor infinity.
                 figure = float(f"{value:.6g}") if value - value == 0 else None

@@ -10,6 +10,7 @@ import yaml
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.schema import ScriptRun
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import own_code_in
@@ -43,6 +44,7 @@ def test_what_executes_an_authors_choice_is_named_and_a_profile_is_the_administr
     run.path.mkdir()
     run.overrides_file.write_text(yaml.safe_dump(["run", *words]))
     assert own_code_in(run, to_config(compose(words))) == key
+    assert own_code_in(run, ScriptRun()) == "script.command", "a script is always an author's"
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,13 @@ def test_runs_of_other_projects_are_unknown(team: InProcess, name: str) -> None:
                 assert asked.get(path).status_code == 404, path
 
 
+def test_a_run_whose_job_never_began_stays_in_its_project(team: InProcess, make_run: Maker) -> None:
+    add_job(team.service, 9, make_run("refused"), project="speech", owner="cleo", state="refused")
+    team.service.runs.refresh()
+    assert "refused" not in [row["name"] for row in client(team, "bob").get("/api/runs").json()["runs"]]
+    assert "refused" in [row["name"] for row in client(team, "cleo").get("/api/runs").json()["runs"]]
+
+
 def test_a_stream_of_the_list_has_the_rows_that_its_listener_sees(team: InProcess) -> None:
     streams, places = team.service.streams, sorted(team.service.runs.runs)
     for view, names in ((frozenset({"vision"}), {"of-all", "of-vision"}), (None, {"of-all", "of-vision", "of-speech"})):

@@ -170,8 +170,8 @@ class Curves(TypedDict):
     names: list[str]
     """All metrics of the run."""
     began: float
-    times: Curve
-    """The seconds from `began` to each step."""
+    times: dict[str, Curve]
+    """Of each curve the seconds from `began` to some of its steps."""
     offset: int
     """The topic ``run:ID@OFFSET`` goes on exactly after these points."""
 

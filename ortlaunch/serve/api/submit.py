@@ -60,7 +60,7 @@ class Note(BaseModel):
     """What people say of a run."""
 
     model_config = ConfigDict(extra="forbid")
-    title: Annotated[str, Field(max_length=160)] = ""
+    title: Annotated[str, Field(max_length=80)] = ""
     """Another name in lists; empty for the run's own."""
     tags: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=20)] = []
     note: Annotated[str, Field(max_length=2000)] = ""

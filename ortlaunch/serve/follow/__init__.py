@@ -9,7 +9,7 @@ from fastapi import HTTPException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
-from ortlaunch.serve.api.shapes import Configuration, Curve, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
 from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
@@ -105,8 +105,7 @@ def run_metrics(
             wanted = sorted(_curves.curves(found.place, (), most).names, key=_place)
         read = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
     except FileNotFoundError:
-        nothing: Curve = {"steps": [], "values": []}
-        return {"id": found.id, "curves": {}, "names": [], "began": 0.0, "times": nothing, "offset": 0}
+        return {"id": found.id, "curves": {}, "names": [], "began": 0.0, "times": {}, "offset": 0}
     except OSError as error:
         raise unfit(f"the journal cannot be read: {error.strerror}", None) from error
     return {"id": found.id, **read._asdict()}  # type: ignore[typeddict-item]

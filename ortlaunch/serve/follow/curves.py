@@ -25,6 +25,8 @@ from ortlaunch.serve.follow.beneath import identity, open_beneath
 MOST_POINTS = 1000
 """Points of a curve."""
 _MOST_RANGES = MOST_POINTS // 2 - 1
+_MOST_TIMES = 100
+"""Points of a curve whose times are told: those of the others lie between them."""
 _MOST_BAD = 50
 """Values of a curve that are no finite numbers and are kept."""
 _MOST_CURVES = 500
@@ -135,8 +137,8 @@ class RunCurves:
     curves: dict[str, Thinned] = field(default_factory=dict)
     began: float = 0.0
     """When the first figures were journalled, in seconds since the epoch."""
-    times: Thinned = field(default_factory=Thinned)
-    """The seconds since then by step."""
+    times: dict[str, Thinned] = field(default_factory=dict)
+    """Of each curve the seconds since then by step."""
     names: MetricNames = field(default_factory=MetricNames)
     file: tuple[int, ...] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -148,7 +150,7 @@ class RunCurves:
             size = journal.seek(0, 2)
             if identity(journal) != self.file or size < self.offset:
                 self.offset, self.curves, self.file = 0, {}, identity(journal)
-                self.began, self.times = 0.0, Thinned()
+                self.began, self.times = 0.0, {}
             path = Path(f"/proc/self/fd/{journal.fileno()}")
             while True:
                 chunk = read_chunk(path, self.offset, _CHUNK)
@@ -160,15 +162,15 @@ class RunCurves:
     def _take(self, events: Iterable[Measured]) -> None:
         for event in events:
             self.began = self.began or event.t / 1000
-            self.times.add(event.step, event.t / 1000 - self.began)
             for journalled, value in event.values.items():
                 name = self.names[journalled]
                 curve = self.curves.get(name)
                 if curve is None:
                     if len(self.curves) >= _MOST_CURVES:
                         continue
-                    curve = self.curves[name] = Thinned()
+                    curve, self.times[name] = self.curves.setdefault(name, Thinned()), Thinned()
                 curve.add(event.step, value)
+                self.times[name].add(event.step, event.t / 1000 - self.began)
 
 
 class Found(NamedTuple):
@@ -180,7 +182,7 @@ class Found(NamedTuple):
     offset: int
     """The byte of the journal up to which they go."""
     began: float
-    times: Curve
+    times: dict[str, Curve]
 
 
 class CurveCache:
@@ -209,4 +211,5 @@ class CurveCache:
         with run.lock:
             run.read(place)
             found = {name: run.curves[name].curve(most) for name in names if name in run.curves}
-            return Found(found, sorted(run.curves), run.offset, run.began, run.times.curve(most))
+            times = {name: run.times[name].curve(_MOST_TIMES) for name in found}
+            return Found(found, sorted(run.curves), run.offset, run.began, times)

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any, cast
 
 from sqlalchemy import select
@@ -29,7 +30,7 @@ from ortlaunch.serve.unfit import unfit
 MOST_ROWS = 100
 """Rows of a page."""
 SORTS = ("started", "updated", "name", "experiment", "owner", "state", "step", "loss", "rate", "seconds_left")
-_LONGEST = {"name": 160, "experiment": 120, "reason": 200, "owner": 64, "note": 160}
+_LONGEST = {"name": 160, "experiment": 120, "reason": 200, "owner": 64}
 """Bytes of a row's texts as JSON, so that a page of `MOST_ROWS` has less than 100 kB, whatever runs are called."""
 _MOST_FACETS = 500
 _NOBODY: Mapping[str, str] = {}
@@ -78,7 +79,7 @@ def page_of(service: Service, caller: Caller, query: RunQuery, size: int) -> Pag
     page = min(page, pages)
     shown = [row for _, row in [*with_value, *without][(page - 1) * size : page * size]]
     positions = service.queue.positions()
-    runs = [_public(row, positions, query.columns) for row in shown]
+    runs = [_public({**row, "note": shortened(row["note"], 160)}, positions, query.columns) for row in shown]
     return {"runs": runs, "total": total, "page": page, "pages": pages}
 
 
@@ -123,7 +124,7 @@ def facets_of(service: Service, view: frozenset[str] | None) -> Facets:
         "owners": sorted({row["owner"] for row in rows})[:_MOST_FACETS],
         "projects": sorted({row["project"] for row in rows} - {""})[:_MOST_FACETS],
         "experiments": sorted({row["experiment"] for row in rows})[:_MOST_FACETS],
-        "columns": [name for name, _ in Counter(name for row in rows for name in _named(row)).most_common(_MOST_NAMES)],
+        "columns": [public_text(name) for name, _ in Counter(chain(*map(_named, rows))).most_common(_MOST_NAMES)],
     }
 
 
@@ -220,7 +221,7 @@ def _row(
         "seconds_left": run.seconds_left if state in _GOES_ON else None,
         "started": run.started,
         "updated": updated,
-        "project": job.project if job is not None else people.get(run.unix_user, ""),
+        "project": jobs.latest.project if jobs is not None else people.get(run.unix_user, ""),
         "sweep": job.sweep if job is not None else None,
         "tags": note.tags if note is not None else [],
         "note": note.note if note is not None else "",

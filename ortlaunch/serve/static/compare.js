@@ -20,7 +20,7 @@ const curvesOf = async (id, more = "") => {
     return await call("GET", `/api/runs/${encodeURIComponent(id)}/metrics?points=${POINTS}${more}`);
   } catch (error) {
     say(`${names[id] ?? id}: ${error.message}`, true);
-    return { curves: {}, names: [], times: { steps: [], values: [] } };
+    return { curves: {}, names: [], times: {} };
   }
 };
 
@@ -31,8 +31,9 @@ const begin = async () => {
     const missing = metrics.filter((metric) => run.names.includes(metric) && !(metric in run.curves));
     for (let from = 0; from < missing.length; from += AT_ONCE) {
       const some = missing.slice(from, from + AT_ONCE);
-      const { curves } = await curvesOf(ids[at], `&names=${encodeURIComponent(some.join(","))}`);
+      const { curves, times } = await curvesOf(ids[at], `&names=${encodeURIComponent(some.join(","))}`);
       Object.assign(run.curves, curves);
+      Object.assign(run.times, times);
     }
   }));
   const plotted = async (metrics) => {
@@ -40,7 +41,7 @@ const begin = async () => {
     return metrics.map((metric) => {
       const curves = runs.flatMap((run, at) => {
         const found = run.curves[metric];
-        return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values, times: run.times }] : [];
+        return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values, times: run.times[metric] }] : [];
       });
       const plot = new MetricPlot(metric, curves);
       hidden.forEach((at) => plot.hide(at, true));

@@ -37,13 +37,13 @@ const smoothed = (values, weight) => {
 
 export class MetricPlot extends Plot {
   constructor(name, curves) {
-    const made = curves.map(({ label, at, steps, values, times }) => ({ label, at, group: at, x: steps, values, times }));
+    const made = curves.map(({ label, at, steps, values, times = { steps: [], values: [] } }) => ({ label, at, group: at, x: steps, values, times }));
     super(name, made, { fromZero: /^(throughput|memory|gpu)\//.test(name), unit: view.across, logY: view.logY });
   }
 
   table() {
     return this.joined(this.curves.map(({ x, values, times }) => [
-      view.across === "step" || !times ? x : secondsAt(x, times),
+      view.across === "step" ? x : secondsAt(x, times),
       (view.smoothing ? smoothed(values, view.smoothing) : values).map((one) => (view.logY && one <= 0 ? null : one)),
     ]));
   }
@@ -62,13 +62,18 @@ export class MetricPlot extends Plot {
     this.u.setData(this.table(), !(min > x[0] || max < x.at(-1)));
   }
 
-  add(at, points) {
+  // `seconds` is when the last of the points came.
+  add(at, points, seconds) {
     const curve = this.curves[at];
     for (const [step, value] of points) {
       // Of a step that comes again the first value counts.
       if (step <= (curve.x.at(-1) ?? -Infinity)) continue;
       curve.x.push(step);
       curve.values.push(value);
+    }
+    if (curve.x.at(-1) > (curve.times.steps.at(-1) ?? -1)) {
+      curve.times.steps.push(curve.x.at(-1));
+      curve.times.values.push(seconds);
     }
     while (curve.x.length > MOST_POINTS) {
       curve.x = curve.x.filter((_, n) => n % 2 === 0);
@@ -83,6 +88,8 @@ export class MetricPlot extends Plot {
       const kept = curve.x.filter((step) => step <= to).length;
       curve.x.length = kept;
       curve.values.length = kept;
+      const { steps, values } = curve.times;
+      steps.length = values.length = steps.filter((step) => step <= to).length;
     }
     this.refresh();
   }

@@ -11,14 +11,13 @@ const LOOK_AGAIN = 5000;
 const plots = new Plots(FIRST_CURVES);
 const nothing = document.getElementById("no-curves");
 
-let times = { steps: [], values: [] };
 let began = 0;
-const made = (name, curve) => [name, new MetricPlot(name, [{ label: "", at: 0, times, ...curve }])];
+const made = (name, curve, times) => [name, new MetricPlot(name, [{ label: "", at: 0, times, ...curve }])];
 
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);
-  ({ times, began } = answer);
-  const plotted = ({ curves }) => Object.entries(curves).map(([name, curve]) => made(name, curve));
+  began = answer.began;
+  const plotted = ({ curves, times }) => Object.entries(curves).map(([name, curve]) => made(name, curve, times[name]));
   plots.add(plotted(answer));
   plots.lack(answer.names.filter((name) => !(name in answer.curves)), async (names) => {
     try {
@@ -29,19 +28,14 @@ const draw = async (path) => {
   return answer.offset;
 };
 
-const take = ({ points, rewound, times: later = [] }) => {
-  for (const [step, at] of later) {
-    if (step <= (times.steps.at(-1) ?? -1)) continue;
-    began ||= at;
-    times.steps.push(step);
-    times.values.push(at - began);
-  }
+const take = ({ points, rewound, at }) => {
+  began ||= at ?? 0;
   if (rewound !== undefined && rewound !== null) for (const plot of plots.values()) plot.rewind(rewound);
   // What somebody asks for later comes then as a whole.
   const found = Object.entries(points ?? {}).filter(([name]) => !plots.lacks(name));
   const added = found.filter(([name]) => !plots.get(name));
   if (added.length) plots.add(added.map(([name]) => made(name, { steps: [], values: [] })));
-  for (const [name, values] of found) plots.get(name).add(0, values);
+  for (const [name, values] of found) plots.get(name).add(0, values, at - began);
   if (found.length) nothing.hidden = true;
 };
 

@@ -9,7 +9,7 @@ const result = document.getElementById("result");
 const scaled = (values) => {
   const numbers = values.map(Number);
   if (numbers.some((one) => !Number.isFinite(one))) {
-    const names = [...new Set(values)];
+    const names = [...new Set(values)].sort();
     return { x: values.map((one) => names.indexOf(one)), names };
   }
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];

@@ -267,6 +267,10 @@ def test_a_run_is_renamed_tagged_and_noted_by_its_owner(
     assert (row["name"], row["tags"], row["note"]) == ("best <b>so far</b>", ["paper"], "with twice the data")
     assert len(rows(viewer, text="paper")) == 1
     assert "best &lt;b&gt;so far&lt;/b&gt;" in viewer.get("/").text
+    long = "x" * 1000
+    assert rob.put("/api/runs/q1/note", json={"note": long}).status_code == 204
+    assert viewer.get("/api/runs/q1").json()["row"]["note"] == long, "it would be cut when it is written again"
+    assert len(rows(viewer)[0]["note"]) <= 160
     assert rob.put("/api/runs/q1/note", json={}).status_code == 204
     assert rows(viewer)[0]["name"] == "plain"
 

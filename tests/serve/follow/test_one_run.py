@@ -124,8 +124,9 @@ def test_curves_have_the_time_of_each_step(viewer: TestClient, run_dir: Path) ->
     with Run(run_dir).journal() as journal:
         journal.metrics(200, {"train/loss": 1.0})
     found = get(viewer, "/metrics")
-    assert found["times"]["steps"] == [100, 200]
-    assert found["times"]["values"][0] == 0.0 < found["times"]["values"][1] < 100
+    times = found["times"]["train/loss"]
+    assert (times["steps"], found["times"].keys()) == ([100, 200], found["curves"].keys())
+    assert times["values"][0] == 0.0 < times["values"][1] < 100
     assert found["began"] == before["began"] == pytest.approx(time.time(), abs=100)
 
 
