@@ -206,6 +206,7 @@ def test_a_model_in_which_rounding_decides_is_judged_by_fp64(monkeypatch: pytest
 
     monkeypatch.setattr(Gradients, "_run_in_fp64", noted)
     monkeypatch.setattr(gradients_module, "_JUDGED", 0.0)
+    monkeypatch.setattr(gradients_module, "_AT_ONCE", 0)
     assert gradients.errors(data[1], 10.0) == Errors()
     assert len(judged) > 1
     assert all(len(names) == 1 for names in judged)

@@ -45,6 +45,8 @@ _UNJUDGED = 0.05
 """An error from which a gradient counts as wrong where fp64 cannot judge it."""
 _JUDGED = 1 / 8
 """Share of the model's gradients that fp64 judges at a time, if no gradient alone is larger."""
+_AT_ONCE = 2**24
+"""Elements of gradients that are judged at a time in any case; each part costs three forwards and backwards."""
 
 _SAME_RATE = 1e-3
 """Difference of two rates of dropout that is none."""
@@ -220,7 +222,7 @@ class Gradients:
         """Divides what differs into parts of which copies take little memory."""
         sizes = {name: leaf.numel() for name, leaf in _leaves(self._plain, batch).items()}
         sizes |= {_BUFFER + name: buffer.numel() for name, buffer in self._plain.named_buffers()}
-        most = _JUDGED * sum(sizes.values())
+        most = max(_JUDGED * sum(sizes.values()), _AT_ONCE)
         part: list[TensorDifference] = []
         for one in far:
             if part and sum(sizes[other.name] for other in (*part, one)) > most:
