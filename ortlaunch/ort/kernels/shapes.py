@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ortlaunch.ort.mends import padding
-
 
 def register() -> None:
     """Registers the operators' shapes for every inference of this process; repeated calls do nothing."""
@@ -160,16 +158,8 @@ _SEED: list[Any] = []
 """The shape of a seed, an int64."""
 
 
-def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
-    """Returns the shape after padding; the widths start at the last dimension, two for each."""
-    added = [sum(widths[place : place + 2]) for place in range(0, len(widths), 2)][::-1]
-    kept = len(x) - len(added)
-    return [[*x[:kept], *(size + more for size, more in zip(x[kept:], added, strict=True))]]
-
-
 _LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLossInternal")
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
-    **dict.fromkeys(padding.OPERATORS, _padded),
     "detach_copy": lambda x: [shape_alone(x)],
     "ortlaunch::gelu": lambda x: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],

@@ -1,36 +1,8 @@
-"""Operators that torch's exporter has, but whose export fails or is wrong in some forms, as calls of PyTorch.
+"""Operators that PyTorch computes and differentiates, although torch's exporter has them: one row for each reason.
 
-- ``cdist``: the exporter's shapes are wrong for p=1, and building the gradient fails where both tensors are the same.
-- ``repeat_interleave`` with a tensor of counts: a sequence, which ORTModule's inference of shapes does not know.
-- ``pairwise_distance``: the exporter takes powers of negative numbers, and adds the epsilon to the exponent.
-- ``prod`` of all elements, or of integers.
-- ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
-- ``flip``: its gradient fails where the size of a flipped dimension is known.
-- ``grid_sample``: it has no gradient.
-- ``maximum``, ``minimum`` and ``add`` of booleans, ``argmin`` of integers: ONNX Runtime has none. The gradients of
-  ``maximum`` and ``minimum`` of two tensors in fp16 are not finite.
-- Arithmetic, comparisons, choices and sorting of integers of 8 or 16 bits: ONNX Runtime has none for most, and the
-  exporter compares with a number that such an integer cannot have without wrapping it, as PyTorch does.
-- ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails,
-  and so it does for a ``sum`` over an empty list of dimensions, which means all.
-- ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
-- ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
-- ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
-- ``sin``, ``relu``, ``softmax``, matrix products and others in fp64, and ``cat`` with a gradient: ONNX Runtime has no
-  kernel on the CPU for them or for their gradients. It has ``erf`` for fp32 alone.
-- ``max_pool2d`` and ``avg_pool2d`` of one image without a batch: ONNX's operators take three dimensions for a series.
-- ``linalg.matrix_norm`` and ``linalg.norm``: where all values are zero, the gradient is NaN; PyTorch's is zero.
-- ``clamp`` to tensors: a limit of one element gets no gradient, and at a limit the gradient is the limit's, too.
-- ``clamp`` of integers to numbers with a fraction: the exporter cuts the fractions off.
-- ``einsum`` of operands that are broadcast along a label, or to a number: the exporter fails.
-- ``leaky_relu`` with a negative slope: the gradient goes by the sign of the result.
-- ``topk``: of equal values ONNX Runtime takes others, so that gradients reach other elements.
-- ``unique``: the indices of the values have lost their dimensions.
-- ``pow`` of integers: where PyTorch's wraps, ONNX Runtime's is the least integer.
-- ``roll`` by more than a size, by which the exporter leaves elements where they are. Of the first dimension a later
-  batch may have fewer than the traced one.
-- ``pad`` around a circle with a width below zero, which cuts off: the exporter repeats other elements.
-- ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
+An operator that the exporter lacks needs no row. A row says when an operator is exported as a call of PyTorch
+(`torch_calls`), and why ONNX Runtime 1.19.2 or the exporter does not do. In all other forms it is exported as without
+the row.
 """
 
 from __future__ import annotations
@@ -38,251 +10,409 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ortlaunch.ort.kernels.traced import integers
 from ortlaunch.ort.mends import in_part, torch_calls
-from ortlaunch.ort.mends.values import is_floating
+from ortlaunch.ort.mends.division import is_signless
+from ortlaunch.ort.mends.values import is_floating, kinds_of
+
+
+class Row(NamedTuple):
+    """A reason why PyTorch computes operators."""
+
+    names: str
+    """Of the operators, without ``aten::``, with spaces between them."""
+    when: Callable[..., bool]
+    """Whether a call is meant. It takes the operator's node in the trace and the call's arguments in the graph."""
+    why: str
 
 
 def register() -> None:
-    """Registers the symbolics; call it after those that they replace in part."""
-    for name, is_served in _FORMS.items():
-        in_part.replace(name, _InPart, partial(_InPart, is_served=is_served))
-    in_part.replace("aten::einsum", _Contracted, _Contracted)
+    """Registers the rows; call it after the symbolics that they replace in part."""
+    for name in dict.fromkeys(name for row in ROWS for name in row.names.split()):
+        reasons = tuple(row.when for row in ROWS if name in row.names.split())
+        in_part.replace(f"aten::{name}", _Called, partial(_Called, reasons=reasons))
 
 
 @dataclass(frozen=True)
-class _InPart:
+class _Called:
     """Exports some forms of an operator as a call, and the others as without us."""
 
     original: Callable[..., Any]
-    is_served: Callable[..., bool]
+    reasons: tuple[Callable[..., bool], ...]
 
     def __call__(self, g: Any, *arguments: Any, **outputs: Any) -> Any:
-        if self.is_served(*arguments):
+        if any(when(g.original_node, *arguments) for when in self.reasons):
             return torch_calls.exported(g, *arguments)
-        return self.original(g, *arguments, **outputs)
-
-
-@dataclass(frozen=True)
-class _Contracted:
-    """Exports ``einsum`` as a call where an operand is broadcast along a label, in fp64, or to a number."""
-
-    original: Callable[..., Any]
-
-    def __call__(self, g: Any, equation: Any, tensors: Any, *rest: Any) -> Any:
-        from torch.onnx import symbolic_helper
-
-        text = symbolic_helper._get_const(equation, "s", "equation").replace(" ", "")
-        labels = text.split("->")[0].split(",")
-        found: dict[str, set[int]] = {}
-        for names, operand in zip(labels, g.original_node.inputsAt(1).node().inputs(), strict=False):
-            for name, size in zip(names, operand.type().sizes() or (), strict=False):
-                found.setdefault(name, set()).add(size)
-        # The exporter leaves those with an ellipsis to an operator without a gradient, which is a call anyway.
-        is_broadcast = any(len(known) > 1 for known in found.values()) and "..." not in text
-        parts = symbolic_helper._unpack_list(tensors)
-        if is_broadcast or text.endswith("->") or _has_doubles(*parts):
-            return torch_calls.exported(g, equation, tensors, *rest)
-        return self.original(g, equation, tensors, *rest)
-
-
-def _has_counts(_values: Any, repeats: Any, *_rest: Any) -> bool:
-    from torch.onnx import symbolic_helper
-
-    is_known = symbolic_helper._is_constant(repeats) and symbolic_helper._get_tensor_rank(repeats) == 0
-    return not is_known and repeats.type().kind() == "TensorType" and symbolic_helper._get_tensor_rank(repeats) == 1
-
-
-def _is_of_all(values: Any, *rest: Any) -> bool:
-    return len(rest) != 3 or not is_floating(values)
-
-
-def _is_any(*_arguments: Any) -> bool:
-    return True
-
-
-def _has_gradient(values: Any, *_rest: Any) -> bool:
-    return is_floating(values)
-
-
-def _has_integers(*arguments: Any) -> bool:
-    return not any(is_floating(one) for one in arguments)
-
-
-def _has_doubles(*arguments: Any) -> bool:
-    return "Double" in _kinds(arguments)
-
-
-def _has_integers_or_doubles(*arguments: Any) -> bool:
-    return _has_integers(*arguments) or _has_doubles(*arguments)
-
-
-def _is_not_single(values: Any) -> bool:
-    return _kinds((values,)) != ["Float"]
-
-
-def _joins_doubles(tensors: Any, *_dim: Any) -> bool:
-    from torch.onnx import symbolic_helper
-
-    parts = symbolic_helper._unpack_list(tensors) if symbolic_helper._is_packed_list(tensors) else []
-    return any(_has_doubles(one) and one.requires_grad() for one in parts)
-
-
-def _has_no_batch(values: Any, *_rest: Any) -> bool:
-    from torch.onnx import symbolic_helper
-
-    return symbolic_helper._get_tensor_rank(values) == 3
-
-
-def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
-    from torch.onnx import symbolic_helper
-
-    return symbolic_helper._get_tensor_rank(values) == 0
-
-
-def _is_stable_or_small(values: Any, *rest: Any) -> bool:
-    has_stable = len(rest) == len(("stable", "dim", "descending"))
-    return has_stable or has_small_integers(values) or _kinds((values,)) == ["Bool"]
-
-
-def _kinds(arguments: tuple[Any, ...]) -> list[str | None]:
-    """Returns the dtypes of the tensors among the arguments, by the exporter's names."""
-    return [one.type().scalarType() for one in arguments if one.type().kind() == "TensorType"]
-
-
-def _are_truths(one: Any, other: Any = None, *_alpha: Any) -> bool:
-    return other is not None and _kinds((one, other)) == ["Bool", "Bool"]
+        result = self.original(g, *arguments, **outputs)
+        # ONNX Runtime has no gradient of it.
+        is_einsum = not isinstance(result, list | tuple) and result.node().kind() == "onnx::Einsum"
+        return torch_calls.exported(g, *arguments) if is_einsum and _trains(g.original_node) else result
 
 
 def has_small_integers(*arguments: Any) -> bool:
     """Whether a tensor among the arguments has integers of 8 or 16 bits."""
-    return not _SMALL.isdisjoint(_kinds(arguments))
+    return not _SMALL.isdisjoint(kinds_of(arguments))
 
 
-def _are_truths_or_small(*arguments: Any) -> bool:
-    return _are_truths(*arguments[:2]) or has_small_integers(*arguments)
+def _always(_node: Any, *_arguments: Any) -> bool:
+    return True
 
 
-def _are_truths_small_or_half(*arguments: Any) -> bool:
-    return _are_truths_or_small(*arguments) or (len(arguments) == 2 and "Half" in _kinds(arguments))
+def _trains(node: Any, *_arguments: Any) -> bool:
+    """The first result is the only one with a gradient; the others are indices."""
+    output = next(node.outputs())
+    return is_floating(output) and bool(output.requires_grad())
 
 
-def _is_choice_of_truths_or_small(*choices: Any) -> bool:
-    return has_small_integers(*choices) or set(_kinds(choices)) == {"Bool"}
+def _of_floats(_node: Any, values: Any, *_rest: Any) -> bool:
+    return is_floating(values)
 
 
-def _is_of_integers(values: Any, *_rest: Any) -> bool:
+def _of_integers(_node: Any, values: Any, *_rest: Any) -> bool:
     return not is_floating(values)
 
 
-def _is_sum_of_all(values: Any, dims: Any = None, *_rest: Any) -> bool:
+def _to_floats(node: Any, *_arguments: Any) -> bool:
+    return is_floating(next(node.outputs()))
+
+
+def _of_integers_alone(_node: Any, *arguments: Any) -> bool:
+    return not any(is_floating(one) for one in arguments)
+
+
+def _of_small_integers(_node: Any, *arguments: Any) -> bool:
+    return has_small_integers(*arguments)
+
+
+def _of_doubles(_node: Any, *arguments: Any) -> bool:
+    return "Double" in kinds_of(arguments)
+
+
+def _of_one_truth(_node: Any, values: Any, *_rest: Any) -> bool:
+    return kinds_of((values,)) == ["Bool"]
+
+
+def _of_truths(_node: Any, one: Any, other: Any = None, *_alpha: Any) -> bool:
+    return other is not None and kinds_of((one, other)) == ["Bool", "Bool"]
+
+
+def _of_two_halves(_node: Any, *arguments: Any) -> bool:
+    return len(arguments) == 2 and "Half" in kinds_of(arguments)
+
+
+def _of_no_dimensions(_node: Any, values: Any, *_rest: Any) -> bool:
+    return _rank(values) == 0
+
+
+def _of_one_image(_node: Any, values: Any, *_rest: Any) -> bool:
+    return _rank(values) == 3
+
+
+def _is_not_single(_node: Any, values: Any) -> bool:
+    return kinds_of((values,)) != ["Float"]
+
+
+def _joins_doubles(node: Any, tensors: Any, *_dim: Any) -> bool:
+    return any(_of_doubles(node, one) and one.requires_grad() for one in _unpacked(tensors))
+
+
+def _contracts(node: Any, equation: Any, tensors: Any, *_rest: Any) -> bool:
     from torch.onnx import symbolic_helper
 
-    if _has_no_dimensions(values):
-        return True
-    is_empty_list = symbolic_helper._is_packed_list(dims) and not symbolic_helper._unpack_list(dims)
+    text = symbolic_helper._get_const(equation, "s", "equation").replace(" ", "")
+    found: dict[str, set[int]] = {}
+    for names, operand in zip(text.split("->")[0].split(","), node.inputsAt(1).node().inputs(), strict=False):
+        for name, size in zip(names, operand.type().sizes() or (), strict=False):
+            found.setdefault(name, set()).add(size)
+    # The exporter leaves those with an ellipsis to ONNX's Einsum.
+    is_broadcast = any(len(known) > 1 for known in found.values()) and "..." not in text
+    return is_broadcast or text.endswith("->") or _of_doubles(node, *_unpacked(tensors))
+
+
+def _has_counts(_node: Any, _values: Any, repeats: Any, *_rest: Any) -> bool:
+    return repeats.type().kind() == "TensorType" and _rank(repeats) == 1
+
+
+def _has_stable(_node: Any, _values: Any, *rest: Any) -> bool:
+    return len(rest) == len(("stable", "dim", "descending"))
+
+
+def _has_decimals(_node: Any, _values: Any, *decimals: Any) -> bool:
+    return bool(decimals)
+
+
+def _chooses_truths(_node: Any, *choices: Any) -> bool:
+    return set(kinds_of(choices)) == {"Bool"}
+
+
+def _chooses(_node: Any, _condition: Any, *choices: Any) -> bool:
+    return bool(choices) and (has_small_integers(*choices) or _chooses_truths(_node, *choices))
+
+
+def _fills(_node: Any, values: Any, *_rest: Any) -> bool:
+    return has_small_integers(values) or _chooses_truths(_node, values)
+
+
+def _is_over_no_list(_node: Any, _values: Any, dims: Any = None, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    is_empty_list = symbolic_helper._is_packed_list(dims) and not _unpacked(dims)
     return is_empty_list or (dims is not None and integers(dims) == [])
 
 
-def _has_other_limits(values: Any, *limits: Any) -> bool:
+def _has_other_limits(_node: Any, values: Any, *limits: Any) -> bool:
     from torch.onnx import symbolic_helper
 
     given = [limit for limit in limits if not symbolic_helper._is_none(limit)]
     if not is_floating(values):
-        return any(map(is_floating, given)) or _is_choice_of_truths_or_small(values)
+        return any(map(is_floating, given)) or _fills(_node, values)
     # The number of dimensions of a size is unknown.
-    return not all(not symbolic_helper._get_tensor_rank(limit) and not limit.requires_grad() for limit in given)
+    return not all(not _rank(limit) and not limit.requires_grad() for limit in given)
 
 
-def _is_whole_power(base: Any, exponent: Any) -> bool:
-    from torch.onnx import symbolic_helper
-
+def _is_whole_power(_node: Any, base: Any, exponent: Any) -> bool:
     # ONNX Runtime computes with sizes, which are numbers, and its inference of shapes follows them.
     are_whole = not is_floating(base) and not is_floating(exponent)
-    return has_small_integers(base, exponent) or (
-        are_whole and any(symbolic_helper._get_tensor_rank(one) for one in (base, exponent))
-    )
+    return has_small_integers(base, exponent) or (are_whole and any(map(_rank, (base, exponent))))
 
 
-def _cuts_off(_values: Any, widths: Any, mode: Any, *_value: Any) -> bool:
+def _has_learnt_exponent(node: Any, base: Any, exponent: Any) -> bool:
     from torch.onnx import symbolic_helper
 
-    is_circular = symbolic_helper._maybe_get_const(mode, "s") == "circular"
-    return is_circular and any(width < 0 for width in integers(widths) or ())
+    if not symbolic_helper._is_constant(exponent) and is_floating(exponent):
+        return True
+    known = symbolic_helper._maybe_get_const(exponent, "t")
+    is_zero_nowhere = isinstance(known, Tensor) and bool((known != 0).all())
+    return not is_zero_nowhere and is_floating(base) and bool(node.inputsAt(0).requires_grad())
 
 
-def _turns_over(values: Any, shifts: Any, dims: Any = None, *_rest: Any) -> bool:
+def _mode(given: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    return symbolic_helper._maybe_get_const(given, "s")
+
+
+def _repeats_edges(_node: Any, _values: Any, _widths: Any, mode: Any, *_value: Any) -> bool:
+    return _mode(mode) in ("reflect", "replicate")
+
+
+def _cuts_off(_node: Any, _values: Any, widths: Any, mode: Any, *_value: Any) -> bool:
+    return _mode(mode) == "circular" and any(width < 0 for width in integers(widths) or ())
+
+
+def _turns_over(_node: Any, values: Any, shifts: Any, dims: Any = None, *_rest: Any) -> bool:
     steps, axes, sizes = integers(shifts), integers(dims), values.type().sizes()
     if not steps or not axes or not sizes:
         return True
+    # Of the first dimension a later batch may have fewer than the traced one.
     most = [1, *(size or 0 for size in sizes[1:])]
     return any(abs(step) > most[axis] for step, axis in zip(steps, axes, strict=False))
 
 
-def _is_falling_or_double(values: Any, slope: Any) -> bool:
+def _falls(_node: Any, _values: Any, slope: Any) -> bool:
     from torch.onnx import symbolic_helper
 
-    if _has_doubles(values):
-        return True
     known = symbolic_helper._maybe_get_const(slope, "f")
     return isinstance(known, float) and known < 0.0
 
 
-def _has_known_count(values: Any, count: Any, *_rest: Any) -> bool:
+def _has_known_count(_node: Any, values: Any, count: Any, *_rest: Any) -> bool:
     from torch.onnx import symbolic_helper
 
     return (is_floating(values) or has_small_integers(values)) and symbolic_helper._is_constant(count)
 
 
-_OF_FLOATS = (
-    *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "tanh"),
-    *("atan2", "square"),
-)
-_NOT_OF_DOUBLES = ("sin", "cos", "relu", "softmax", "log_softmax")
-"""Neither are these of integers."""
+def _is_signed(_node: Any, values: Any, *_bits: Any) -> bool:
+    return not is_signless(values)
+
+
+def _is_without_weights(_node: Any, values: Any, _groups: Any, weight: Any, bias: Any, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    return not values.requires_grad() or any(map(symbolic_helper._is_none, (weight, bias)))
+
+
+def _is_transposed(_node: Any, *arguments: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    return bool(symbolic_helper._get_const(arguments[6], "b", "transposed"))
+
+
+def _has_groups(_node: Any, _values: Any, weight: Any, *rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    # `_convolution_mode` has it after bias, stride, padding and dilation, `_convolution` two arguments later.
+    groups = rest[4] if len(rest) == 5 else rest[6]
+    return symbolic_helper._get_const(groups, "i", "groups") > 1 and _rank(weight) != 4
+
+
+def _rank(value: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    return symbolic_helper._get_tensor_rank(value)
+
+
+def _unpacked(tensors: Any) -> list[Any]:
+    from torch.onnx import symbolic_helper
+
+    return list(symbolic_helper._unpack_list(tensors)) if symbolic_helper._is_packed_list(tensors) else []
+
+
+def _numbered(*names: str) -> str:
+    """Returns operators in one, two and three dimensions."""
+    return " ".join(f"{name}{rank}d" for name in names for rank in (1, 2, 3))
+
+
 _SMALL = frozenset(("Byte", "Char", "Short"))
 """The exporter's names of the integers of 8 and 16 bits."""
-_OF_SMALL = (
-    *("sub", "rsub", "mul", "remainder", "fmod", "diff", "bitwise_left_shift", "__lshift_"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "cumsum", "cumprod", "neg"),
-    *("tril", "triu"),
+
+
+ROWS = (
+    # Functions of each element.
+    Row(
+        "tan asin acos atan sinh cosh asinh acosh atanh expm1 erfc erfinv lgamma digamma sinc i0 trunc frac "
+        "hardswish hardsigmoid mish selu elu celu softplus threshold prelu",
+        _always,
+        "they have no gradient on the CPU, or no export",
+    ),
+    Row("sign floor ceil round", _trains, "the gradient of zero is missing"),
+    Row("floor ceil", _of_integers, "they take no integers"),
+    Row("round", _has_decimals, "the exporter knows no decimals"),
+    Row(
+        "glu log1p log_sigmoid binary_cross_entropy_with_logits",
+        _always,
+        "as a product with a sigmoid, or a sum with one, they lose all digits where they are nearly zero",
+    ),
+    Row(
+        "exp exp2 log log2 log10 sqrt rsqrt reciprocal tanh atan2 square sin cos relu softmax log_softmax",
+        _of_integers_alone,
+        "the exporter casts no integers",
+    ),
+    Row(
+        "sin cos relu softmax log_softmax matmul bmm mm baddbmm leaky_relu",
+        _of_doubles,
+        "they or their gradients have no kernel for fp64 on the CPU",
+    ),
+    Row("erf", _is_not_single, "it has a kernel for fp32 alone"),
+    Row("leaky_relu", _falls, "with a negative slope the gradient goes by the sign of the result"),
+    Row("atan2 tensordot outer det linalg_det logdet", _trains, "their gradient is missing or wrong"),
+    Row(
+        "pow",
+        _has_learnt_exponent,
+        "the gradient of the exponent is omitted, in silence if it has another way to the output; that of "
+        "`a ** 0` is NaN where a is zero",
+    ),
+    Row("pow", _is_whole_power, "where PyTorch's wraps, ONNX Runtime's is the least integer"),
+    Row(
+        "clamp clamp_min clamp_max",
+        _has_other_limits,
+        "a limit of one element gets no gradient, and at a limit the gradient is the limit's too; of integers the "
+        "exporter cuts the fractions off the limits",
+    ),
+    Row("remainder fmod", _to_floats, "the exporter goes by way of a rounded quotient without a gradient"),
+    Row("bitwise_right_shift __rshift_", _is_signed, "the exporter rounds negative integers towards zero"),
+    Row(
+        "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine",
+        _always,
+        "the zero point has to be an initializer, and there is no gradient",
+    ),
+    # Integers and truths.
+    Row(
+        "sub rsub mul remainder fmod diff bitwise_left_shift __lshift_ eq ne lt le gt ge cumsum cumprod neg tril "
+        "triu add max min maximum minimum sort argsort",
+        _of_small_integers,
+        "there is no kernel for most integers of 8 or 16 bits, and a number beside them is not wrapped",
+    ),
+    Row("add max min maximum minimum", _of_truths, "there is no kernel for booleans"),
+    Row("sort argsort", _of_one_truth, "there is no kernel for booleans"),
+    Row("max min maximum minimum", _of_two_halves, "their gradients in fp16 are not finite"),
+    Row("masked_fill", _fills, "there is no kernel for booleans and small integers"),
+    Row("where", _chooses, "there is no kernel for booleans and small integers"),
+    Row("argmin", _of_integers, "there is no kernel for integers"),
+    # Over dimensions.
+    Row(
+        "amax amin aminmax logsumexp norm linalg_vector_norm prod cumprod logcumsumexp",
+        _always,
+        "they have no gradient on the CPU, or no export",
+    ),
+    Row("cumsum", _to_floats, "it has no gradient"),
+    Row("std std_mean", _always, "where all values are the same, the gradient of the root is NaN instead of zero"),
+    Row(
+        "linalg_norm linalg_matrix_norm frobenius_norm",
+        _always,
+        "where all values are zero, the gradient is NaN instead of zero",
+    ),
+    Row("sum mean", _of_no_dimensions, "ORTModule's inference of shapes fails at a dimension of a number"),
+    Row("sum", _is_over_no_list, "ORTModule's inference of shapes fails at an empty list, which means all"),
+    Row(
+        "cosine_similarity",
+        _always,
+        "of a vector of zeros the gradient is NaN, and the epsilon bounds the product of both norms",
+    ),
+    Row("cdist", _always, "the shapes are wrong for p=1, and both tensors cannot be the same"),
+    Row(
+        "pairwise_distance",
+        _always,
+        "the exporter takes powers of negative numbers, and adds the epsilon to the exponent",
+    ),
+    Row("einsum", _contracts, "the exporter fails at operands that are broadcast, at a number, and in fp64"),
+    Row("nll_loss nll_loss2d nll_loss_nd", _trains, "the gradient is missing or wrong"),
+    Row("topk", _has_known_count, "of equal values it takes others, so that gradients reach other elements"),
+    Row("sort argsort", _has_stable, "the exporter takes `stable` for the dimension"),
+    Row("_unique2", _always, "the indices of the values have lost their dimensions"),
+    # Parts and places.
+    Row("cat stack hstack vstack", _joins_doubles, "their gradients have no kernel for fp64 on the CPU"),
+    Row("roll", _turns_over, "by more than a size, the exporter leaves elements where they are"),
+    Row("flip", _of_floats, "the gradient fails where the size of a flipped dimension is known"),
+    Row("repeat_interleave", _has_counts, "of a tensor of counts the exporter makes a sequence"),
+    Row("pad", _cuts_off, "the exporter repeats other elements for a width below zero"),
+    Row("pad", _repeats_edges, "it has no gradient for these modes"),
+    Row(_numbered("reflection_pad", "replication_pad"), _always, "they have no gradient"),
+    Row("scatter_add", _always, "the tensor that is added to gets a gradient of zero at these places"),
+    Row("index_add", _always, "of several values for one place one is added"),
+    Row("scatter_reduce", _always, "building the gradient ends the process; some reductions have no export"),
+    Row("index_copy index_fill", _always, "the exporter fails"),
+    # Images, series and volumes.
+    Row("_convolution", _is_transposed, "the gradient is missing or fails on the CPU"),
+    Row(
+        "_convolution _convolution_mode",
+        _has_groups,
+        "on the CPU, values that the gradients of other layers need become zeros (seen in Mamba and wav2vec 2.0)",
+    ),
+    Row(
+        "_convolution _convolution_mode",
+        lambda _node, _x, weight, *_rest: _of_doubles(_node, weight),
+        "it has no kernel for fp64 on the CPU",
+    ),
+    Row(
+        _numbered("adaptive_max_pool") + " avg_pool1d avg_pool3d",
+        _always,
+        "they have no gradient on the CPU, or no export for several elements",
+    ),
+    Row(
+        _numbered("max_pool").replace("max_pool2d ", "") + " max_pool1d_with_indices max_pool2d_with_indices "
+        "max_pool3d_with_indices",
+        _trains,
+        "the gradient writes out of bounds where a size varies",
+    ),
+    Row(
+        "max_pool2d max_pool2d_with_indices avg_pool2d",
+        _of_one_image,
+        "ONNX takes one image without a batch for a series",
+    ),
+    Row(
+        "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+        "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+        "upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+        _always,
+        "gradients are wrong if the scale does not divide the size, or there are none on the CPU",
+    ),
+    Row("pixel_shuffle", _always, "the gradient fails on the CPU"),
+    Row("group_norm", _is_without_weights, "ORTModule's node needs weights, and a gradient of its first input"),
+    Row("grid_sampler", _of_floats, "it has no gradient"),
+    Row("affine_grid_generator max_unpool2d max_unpool3d", _always, "sizes that vary are not exported"),
 )
-_FORMS: dict[str, Callable[..., bool]] = {
-    **{f"aten::{name}": has_small_integers for name in _OF_SMALL},
-    **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
-    **{f"aten::{name}": _has_integers_or_doubles for name in _NOT_OF_DOUBLES},
-    **{f"aten::{name}": _has_doubles for name in ("matmul", "bmm", "mm", "baddbmm")},
-    **{f"aten::{name}": _joins_doubles for name in ("cat", "stack", "hstack", "vstack")},
-    **{f"aten::{name}": _has_no_batch for name in ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d")},
-    "aten::erf": _is_not_single,
-    "aten::_unique2": _is_any,
-    **dict.fromkeys(("aten::clamp", "aten::clamp_min", "aten::clamp_max"), _has_other_limits),
-    "aten::leaky_relu": _is_falling_or_double,
-    "aten::topk": _has_known_count,
-    **dict.fromkeys(("aten::linalg_norm", "aten::linalg_matrix_norm", "aten::frobenius_norm"), _is_any),
-    "aten::cosine_similarity": _is_any,
-    "aten::std": _is_any,
-    "aten::std_mean": _is_any,
-    "aten::cdist": _is_any,
-    "aten::fake_quantize_per_channel_affine": _is_any,
-    "aten::fake_quantize_per_tensor_affine": _is_any,
-    "aten::repeat_interleave": _has_counts,
-    "aten::prod": _is_of_all,
-    "aten::flip": _has_gradient,
-    "aten::grid_sampler": _has_gradient,
-    "aten::add": _are_truths_or_small,
-    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths_small_or_half),
-    "aten::argmin": _is_of_integers,
-    "aten::masked_fill": lambda values, *_rest: _is_choice_of_truths_or_small(values),
-    "aten::where": lambda _condition, *choices: bool(choices) and _is_choice_of_truths_or_small(*choices),
-    "aten::mean": _has_no_dimensions,
-    "aten::pow": _is_whole_power,
-    "aten::pad": _cuts_off,
-    "aten::roll": _turns_over,
-    "aten::pairwise_distance": _is_any,
-    "aten::sum": _is_sum_of_all,
-    "aten::argsort": _is_stable_or_small,
-    "aten::sort": _is_stable_or_small,
-}

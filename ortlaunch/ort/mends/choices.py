@@ -11,16 +11,6 @@ from typing import Any
 from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.values import cast, is_floating, sizes
 
-_OPSET = 17
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic("aten::where", where, _OPSET)
-    register_custom_op_symbolic("aten::masked_fill", _masked_fill, _OPSET)
-
 
 def where(g: Any, condition: Any, chosen: Any = None, other: Any = None, _outputs: int | None = None) -> Any:
     """Exports ``torch.where`` in both of its forms."""
@@ -63,3 +53,6 @@ def _rank(value: Any) -> Any:
     from torch.onnx import symbolic_helper
 
     return symbolic_helper._get_tensor_rank(value)
+
+
+SYMBOLICS = {"aten::where": where, "aten::masked_fill": _masked_fill}

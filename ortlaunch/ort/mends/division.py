@@ -7,8 +7,6 @@ either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ortlaunch.ort.kernels.traced import number
@@ -18,24 +16,8 @@ from ortlaunch.ort.mends.values import DTYPES, cast, is_floating
 _FLOOR = "floor"
 _DIVIDED = ("Long", "Int")
 """Integers for which onnxruntime has a division."""
-_RIGHT_SHIFTS = ("bitwise_right_shift", "__rshift_")
 _OF_SIGNLESS = ("onnx::Cast", "onnx::Unsqueeze", "onnx::Squeeze", "onnx::Add", "onnx::Mul", "onnx::Div")
 """Operators whose result is not negative if no input is."""
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    symbolics = {
-        "floor_divide": _floor_divide,
-        "div": _div,
-        **{name: partial(_shift, exporters.symbolic("aten::__rshift_")) for name in _RIGHT_SHIFTS},
-        "remainder": partial(_of_floats, exporters.symbolic("aten::remainder", 9)),
-        "fmod": partial(_of_floats, exporters.symbolic("aten::fmod")),
-    }
-    for name, symbolic in symbolics.items():
-        register_custom_op_symbolic(f"aten::{name}", symbolic, torch_calls.OPSET)
 
 
 def _div(g: Any, one: Any, other: Any, mode: Any = None) -> Any:
@@ -56,7 +38,7 @@ def _floor_divide(g: Any, one: Any, other: Any) -> Any:
         return torch_calls.exported(g, *(_in_its_dtype(g, x, output) for x in (one, other)))
     one, other = cast(g, one, output), cast(g, other, output)
     # ONNX Runtime computes with sizes, whose division ORTModule's inference of shapes follows.
-    if not (_is_signless(one) and _is_signless(other)):
+    if not (is_signless(one) and is_signless(other)):
         one = g.op("Sub", one, g.op("Mod", one, other, fmod_i=0))
     result = g.op("Div", one, other)
     result.setType(output.type().with_sizes([None] * output.type().dim()))
@@ -70,21 +52,31 @@ def _in_its_dtype(g: Any, x: Any, output: Any) -> Any:
     return cast(g, x, output).setType(x.type().with_dtype(DTYPES[output.type().scalarType()]))
 
 
-def _shift(original: Callable[..., Any], g: Any, x: Any, bits: Any) -> Any:
-    return original(g, x, bits) if _is_signless(x) else torch_calls.exported(g, x, bits)
-
-
-def _of_floats(original: Callable[..., Any], g: Any, one: Any, other: Any) -> Any:
-    return torch_calls.exported(g, one, other) if is_floating(g.original_node.output()) else original(g, one, other)
-
-
-def _is_signless(value: Any) -> bool:
+def is_signless(value: Any) -> bool:
     """Whether an integer is known not to be negative: a size of a tensor, or what is computed from sizes."""
     node = value.node()
     known = number(value)
     if known is not None:
         return known >= 0
     if node.kind() in _OF_SIGNLESS:
-        return all(map(_is_signless, list(node.inputs())[: 1 if node.kind() == "onnx::Unsqueeze" else None]))
+        return all(map(is_signless, list(node.inputs())[: 1 if node.kind() == "onnx::Unsqueeze" else None]))
     is_gathered = node.kind() in ("onnx::Gather", "onnx::Slice")
     return bool((node.inputsAt(0).node() if is_gathered else node).kind() in ("onnx::Shape", "onnx::Size"))
+
+
+def _remainder(g: Any, one: Any, other: Any) -> Any:
+    # The exporter's newer one has no gradient.
+    return exporters.symbolic("aten::remainder", 9)(g, one, other)
+
+
+def _shift(g: Any, x: Any, bits: Any) -> Any:
+    return exporters.symbolic("aten::__rshift_")(g, x, bits)
+
+
+SYMBOLICS = {
+    "aten::floor_divide": _floor_divide,
+    "aten::div": _div,
+    "aten::remainder": _remainder,
+    "aten::bitwise_right_shift": _shift,
+    "aten::__rshift_": _shift,
+}

@@ -27,7 +27,6 @@ from ortlaunch.ort.mends import (
     gradients,
     guard,
     outputs,
-    padding,
     randomness,
     returned,
     scripts,
@@ -79,7 +78,6 @@ def install() -> None:
     forwards.install()
     randomness.install()
     guard.install()
-    padding.register_gradients()
     returned.install()
     sums.install()
     unneeded.install()

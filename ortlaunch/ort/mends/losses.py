@@ -7,22 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ortlaunch.ort.mends import torch_calls
-from ortlaunch.ort.mends.values import number
 
 _MEAN = 1
 """Of torch's numbers for reductions."""
-_IGNORED = -100
-"""torch's own value of ``ignore_index``."""
-
-
-def register() -> None:
-    """Registers the symbolic; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic("aten::cross_entropy_loss", cross_entropy, torch_calls.OPSET)
 
 
 def cross_entropy(
@@ -43,20 +31,9 @@ def cross_entropy(
     is_batch = symbolic_helper._get_tensor_rank(target) == 1
     is_index = target.type().scalarType() == "Long"
     if is_smooth or is_weighted or not is_mean or not is_batch or not is_index:
-        if is_index and isinstance(symbolic_helper._maybe_get_const(ignore_index, "i"), torch._C.Value):
-            target, ignore_index = _with_a_constant(g, target, ignore_index)
         return torch_calls.exported(g, logits, target, weight, reduction, ignore_index, label_smoothing)
     original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
     return original(g, logits, target, weight, reduction, ignore_index, label_smoothing)
 
 
-def _with_a_constant(g: Any, target: Any, ignore_index: Any) -> tuple[Any, Any]:
-    """Returns targets that ignore a constant index where the model ignores a computed one, and that index.
-
-    A call takes constants beside its tensors. A target that is the constant already stays out of range.
-    """
-    constant = number(g, _IGNORED, target)
-    outside = g.op("Where", g.op("Equal", target, constant), number(g, _IGNORED - 1, target), target)
-    renamed = g.op("Where", g.op("Equal", target, ignore_index), constant, outside)
-    renamed.setType(target.type())
-    return renamed, g.op("Constant", value_t=torch.tensor(_IGNORED))
+SYMBOLICS = {"aten::cross_entropy_loss": cross_entropy}

@@ -243,14 +243,6 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
     return g.op("Add", g.op("Mul", x, factor), shift)
 
 
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for name, symbolic in _SYMBOLICS.items():
-        register_custom_op_symbolic(name, symbolic, 17)
-
-
 def _dropout_symbolic(per_feature: bool, alpha: bool, g: Any, x: Any, rate: Any, train: Any) -> Any:
     from torch.onnx import symbolic_helper
 
@@ -440,7 +432,7 @@ def _length(shape: Any) -> int:
     return size
 
 
-_SYMBOLICS = {
+SYMBOLICS = {
     "aten::feature_dropout": partial(_dropout_symbolic, True, False),
     "aten::alpha_dropout": partial(_dropout_symbolic, False, True),
     "aten::feature_alpha_dropout": partial(_dropout_symbolic, True, True),

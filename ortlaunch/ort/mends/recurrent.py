@@ -65,14 +65,6 @@ def _recurrent(
     return torch.cat([output, cells.transpose(0, 1).reshape(1, batch, width)])
 
 
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for kind in _KINDS:
-        register_custom_op_symbolic(f"aten::{kind}", partial(_symbolic, kind), _OPSET)
-
-
 def _symbolic(kind: str, g: Any, *args: Any) -> Any:
     from torch.onnx import errors, symbolic_helper
 
@@ -163,3 +155,6 @@ def _slice(g: Any, value: Any, axis: int, start: int, end: int) -> Any:
     from torch.onnx import symbolic_helper
 
     return symbolic_helper._slice_helper(g, value, axes=[axis], starts=[start], ends=[end])
+
+
+SYMBOLICS = {f"aten::{kind}": partial(_symbolic, kind) for kind in _KINDS}

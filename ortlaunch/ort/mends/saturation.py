@@ -1,11 +1,7 @@
-"""Functions that are nearly 0 far from zero, where onnxruntime 1.19.2 and torch's exporter lose all digits.
+"""The sigmoid and SiLU as nodes that call PyTorch's.
 
-- ``sigmoid``: the kernel for fp32 takes what is below -18 for -18, and its error is 6e-8 at any size. So
-  ``sigmoid(x) / sigmoid(x).sum()`` and ``log(sigmoid(x))`` were wrong for x < -10, and infinite for x < -18.
-- ``silu`` and ``glu``: the exporter multiplies by that sigmoid.
-- ``logsigmoid`` and ``binary_cross_entropy_with_logits``: as a difference of two numbers near one, a gradient is zero
-  for a logit above 17.
-- ``log1p``: the exporter adds the one first.
+The kernel of onnxruntime 1.19.2 for fp32 takes what is below -18 for -18, and its error is 6e-8 at any size. So
+``sigmoid(x) / sigmoid(x).sum()`` and ``log(sigmoid(x))`` were wrong for x < -10, and infinite for x < -18.
 """
 
 from __future__ import annotations
@@ -15,12 +11,10 @@ from typing import Any
 
 from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, step
-from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.mends.values import cast, is_floating
 
 _SIGMOID = "sigmoid"
 _SILU = "silu"
-_WHOLE_CALLS = ("glu", "log_sigmoid", "binary_cross_entropy_with_logits", "log1p")
 
 
 def register_gradients() -> None:
@@ -31,16 +25,6 @@ def register_gradients() -> None:
     for name, gradient in ((_SIGMOID, sigmoid_gradient), (_SILU, silu_gradient)):
         CustomGradientRegistry.register(domain, operator, (name, ""), partial(gradient, name))
         shapes.add(name, lambda x: [shapes.shape_alone(x)])
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for name in (_SIGMOID, _SILU):
-        register_custom_op_symbolic(f"aten::{name}", partial(called, name), torch_calls.OPSET)
-    for name in _WHOLE_CALLS:
-        register_custom_op_symbolic(f"aten::{name}", torch_calls.exported, torch_calls.OPSET)
 
 
 def sigmoid_gradient(operator: str) -> list[Any]:
@@ -62,3 +46,6 @@ def called(operator: str, g: Any, x: Any) -> Any:
     result = g.op(ATEN_OP, x, operator_s=operator)
     result.setType(x.type())
     return result
+
+
+SYMBOLICS = {f"aten::{name}": partial(called, name) for name in (_SIGMOID, _SILU)}

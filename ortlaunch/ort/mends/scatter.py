@@ -1,14 +1,9 @@
-"""Operators that write into parts of a tensor; PyTorch computes them and their gradients.
+"""Assignments into parts of a tensor, where neither the exporter nor a call of PyTorch will do.
 
-onnxruntime 1.19.2 and torch's exporter have these faults:
-
-- ``scatter_add``: the gradient of the tensor that is added to is zero at each place where something is added.
-- ``index_add`` and ``index_put(accumulate=True)``: of several values for one place only one is added.
-- ``scatter_reduce``: ONNX Runtime aborts the process while it builds the gradient. Means and ``include_self=False`` are
-  not exported.
+- ``index_put(accumulate=True)``: of several values for one place only one is added.
 - ``index_put``: a value that is broadcast, or what a mask assigns, fails when it is computed; so does what is assigned
   behind dimensions that are taken whole (``x[..., [0, 3]]``).
-- ``index_copy``, ``index_fill`` and ``fill_diagonal_``: the exporter fails.
+- ``fill_diagonal_``: the exporter fails.
 """
 
 from __future__ import annotations
@@ -21,36 +16,9 @@ from torch import Tensor
 
 from ortlaunch.ort.mends import exporters
 from ortlaunch.ort.mends.torch_nodes import torch_node
+from ortlaunch.ort.mends.values import cast
 
-_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 _MOST_INDICES = 4
-
-
-@torch_node("Tensor base, Tensor values, int dim, Tensor index", differentiable=(0, 1))
-def _scatter_add(base: Tensor, values: Tensor, dim: int, index: Tensor) -> Tensor:
-    # Only the part of the values that the index covers is used, but torch differentiates equal shapes only.
-    return base.scatter_add(dim, index, values[tuple(slice(size) for size in index.shape)])
-
-
-@torch_node("Tensor base, Tensor values, int dim, Tensor index, int how, bool include_self", differentiable=(0, 1))
-def _scatter_reduce(base: Tensor, values: Tensor, dim: int, index: Tensor, how: int, include_self: bool) -> Tensor:
-    covered = values[tuple(slice(size) for size in index.shape)]
-    return base.scatter_reduce(dim, index, covered, _REDUCTIONS[how], include_self=include_self)
-
-
-@torch_node("Tensor base, Tensor values, int dim, Tensor index", differentiable=(0, 1))
-def _index_add(base: Tensor, values: Tensor, dim: int, index: Tensor) -> Tensor:
-    return base.index_add(dim, index, values)
-
-
-@torch_node("Tensor base, Tensor values, int dim, Tensor index", differentiable=(0, 1))
-def _index_copy(base: Tensor, values: Tensor, dim: int, index: Tensor) -> Tensor:
-    return base.index_copy(dim, index, values)
-
-
-@torch_node("Tensor base, Tensor value, int dim, Tensor index", differentiable=(0, 1))
-def _index_fill(base: Tensor, value: Tensor, dim: int, index: Tensor) -> Tensor:
-    return base.index_fill(dim, index, value)
 
 
 @torch_node("Tensor base, Tensor value, bool wrap", differentiable=(0,))
@@ -58,17 +26,13 @@ def _fill_diagonal(base: Tensor, value: Tensor, wrap: bool) -> Tensor:
     return base.clone().fill_diagonal_(float(value), wrap)
 
 
-_FOUR = "Tensor one, Tensor two, Tensor three, Tensor four"
-
-
-@torch_node(f"Tensor base, Tensor values, {_FOUR}", differentiable=(0, 1))
-def _index_accumulate(base: Tensor, values: Tensor, one: Tensor, two: Tensor, three: Tensor, four: Tensor) -> Tensor:
-    return _put(base, values, [one, two, three, four], accumulate=True)
-
-
-@torch_node(f"Tensor base, Tensor values, {_FOUR}", differentiable=(0, 1))
-def _index_put(base: Tensor, values: Tensor, one: Tensor, two: Tensor, three: Tensor, four: Tensor) -> Tensor:
-    return _put(base, values, [one, two, three, four], accumulate=False)
+@torch_node(
+    "Tensor base, Tensor values, Tensor one, Tensor two, Tensor three, Tensor four, bool accumulate",
+    differentiable=(0, 1),
+)
+def _index_put(base: Tensor, values: Tensor, *given: Any) -> Tensor:
+    *indices, accumulate = given
+    return _put(base, values, indices, accumulate=accumulate)
 
 
 def _put(base: Tensor, values: Tensor, given: list[Tensor], *, accumulate: bool) -> Tensor:
@@ -88,58 +52,24 @@ def _put(base: Tensor, values: Tensor, given: list[Tensor], *, accumulate: bool)
     return result
 
 
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for name, symbolic in _SYMBOLICS.items():
-        register_custom_op_symbolic(name, symbolic, 17)
-
-
-def _scatter_add_symbolic(g: Any, base: Any, dim: Any, index: Any, values: Any) -> Any:
-    return _scatter_add(g, base, values, dim, index)
-
-
-def _scatter_reduce_symbolic(
-    g: Any, base: Any, dim: Any, index: Any, values: Any, reduction: Any, include_self: Any
-) -> Any:
-    from torch.onnx import symbolic_helper
-
-    how = _REDUCTIONS.index(symbolic_helper._get_const(reduction, "s", "reduce"))
-    return _scatter_reduce(g, base, values, dim, index, how, include_self)
-
-
-def _index_add_symbolic(g: Any, base: Any, dim: Any, index: Any, values: Any, alpha: Any = None) -> Any:
-    if alpha is not None:
-        values = exporters.symbolic("aten::mul")(g, values, _like(g, alpha, base))
-    return _index_add(g, base, values, dim, index)
-
-
-def _index_copy_symbolic(g: Any, base: Any, dim: Any, index: Any, values: Any) -> Any:
-    return _index_copy(g, base, values, dim, index)
-
-
-def _index_fill_symbolic(g: Any, base: Any, dim: Any, index: Any, value: Any) -> Any:
-    return _index_fill(g, base, _like(g, value, base), dim, index)
-
-
 def _fill_diagonal_symbolic(g: Any, base: Any, value: Any, wrap: Any = False) -> Any:
-    return _fill_diagonal(g, base, _like(g, value, base), wrap)
+    return _fill_diagonal(g, base, cast(g, value, base), wrap)
 
 
 def _index_put_symbolic(g: Any, base: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     from torch.onnx import errors, symbolic_helper
 
     given = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
-    if not symbolic_helper._parse_arg(accumulate, "b"):
+    accumulates = bool(symbolic_helper._parse_arg(accumulate, "b"))
+    if not accumulates:
         ranks = _rank(g, 0, base), _rank(g, 2, values)
         is_broadcast = 1 in (g.original_node.inputsAt(2).type().sizes() or ())
         if len(given) > _MOST_INDICES or None in ranks or _are_whole(given, *ranks, is_broadcast):
             return exporters.symbolic("aten::index_put")(g, base, indices, values, accumulate)
-        return _index_put(g, base, values, *_four(g, given), dims=[None] * ranks[0])
+        return _index_put(g, base, values, *_four(g, given), accumulates, dims=[None] * ranks[0])
     if len(given) > _MOST_INDICES:
         raise errors.SymbolicValueError(f"index_put with accumulate takes at most {_MOST_INDICES} indices here", base)
-    return _index_accumulate(g, base, values, *_four(g, given))
+    return _index_put(g, base, values, *_four(g, given), accumulates)
 
 
 def _rank(g: Any, index: int, value: Any) -> Any:
@@ -173,18 +103,4 @@ def _are_whole(indices: list[Any], base_rank: int, value_rank: int, is_broadcast
     return value_rank == 0 or (value_rank == places + base_rank - len(given) and not is_broadcast)
 
 
-def _like(g: Any, number: Any, like: Any) -> Any:
-    from torch.onnx import _type_utils
-
-    return g.op("Cast", number, to_i=_type_utils.JitScalarType.from_value(like).onnx_type())
-
-
-_SYMBOLICS = {
-    "aten::scatter_add": _scatter_add_symbolic,
-    "aten::scatter_reduce": _scatter_reduce_symbolic,
-    "aten::index_add": _index_add_symbolic,
-    "aten::index_copy": _index_copy_symbolic,
-    "aten::index_fill": _index_fill_symbolic,
-    "aten::fill_diagonal": _fill_diagonal_symbolic,
-    "aten::index_put": _index_put_symbolic,
-}
+SYMBOLICS = {"aten::fill_diagonal": _fill_diagonal_symbolic, "aten::index_put": _index_put_symbolic}

@@ -7,16 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-_OPSET = 17
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic("aten::hstack", _hstack, _OPSET)
-    register_custom_op_symbolic("aten::vstack", _vstack, _OPSET)
-
 
 def _hstack(g: Any, tensors: Any) -> Any:
     """Exports ``torch.hstack``: vectors are joined end to end, other tensors along the second dimension."""
@@ -43,3 +33,6 @@ def _joined(g: Any, tensors: Any, *, least_rank: int, axis_of: Any) -> Any:
         missing = max(0, least_rank - rank)
         joined.append(symbolic_helper._unsqueeze_helper(g, part, list(range(missing))) if missing else part)
     return g.op("Concat", *joined, axis_i=axis_of(max(least_rank, max(ranks))))
+
+
+SYMBOLICS = {"aten::hstack": _hstack, "aten::vstack": _vstack}

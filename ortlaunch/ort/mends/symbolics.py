@@ -5,6 +5,7 @@ transformers' causal models use ``diff`` without an attention mask, to look for 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +17,9 @@ from ortlaunch.ort.mends import (
     broadcasting,
     choices,
     division,
-    embeddings,
     exporters,
     losses,
     noise,
-    padding,
     recurrent,
     saturation,
     scatter,
@@ -45,37 +44,25 @@ _FLOAT = 6
 def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
-    # Their nodes call PyTorch.
-    nodes = (arithmetic, division, embeddings, losses, noise, recurrent, saturation, scatter, spatial, padding, views)
-    for subject in (*nodes, torch_calls, as_calls):
-        subject.register()
+    for subject in (arithmetic, division, losses, noise, recurrent, saturation, scatter, spatial, views):
+        _register(subject.SYMBOLICS)
+    torch_calls.register()
+    arithmetic.register_range()
+    as_calls.register()
     broadcasting.register()
 
 
 def register_standard() -> None:
     """Registers those symbolics that write standard ONNX operators, which any runtime has."""
+    for standard in (_STANDARD, *(subject.SYMBOLICS for subject in (choices, stacks, truths, unflattening, vectors))):
+        _register(standard)
+
+
+def _register(symbolics: Mapping[str, Callable[..., Any]]) -> None:
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
-    register_custom_op_symbolic("aten::diff", _diff, _OPSET)
-    register_custom_op_symbolic("aten::layer_norm", _layer_norm, _OPSET)
-    register_custom_op_symbolic("aten::rms_norm", rms_norm, _OPSET)
-    register_custom_op_symbolic("aten::log_sigmoid", _log_sigmoid, _OPSET)
-    register_custom_op_symbolic("aten::binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, _OPSET)
-    register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
-    register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
-    register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
-    register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
-    register_custom_op_symbolic("aten::linspace", _linspace, _OPSET)
-    register_custom_op_symbolic("aten::eye", _eye, _OPSET)
-    register_custom_op_symbolic("aten::full", _full, _OPSET)
-    register_custom_op_symbolic("aten::squeeze", _squeeze, _OPSET)
-    register_custom_op_symbolic("aten::roll", _roll, _OPSET)
-    register_custom_op_symbolic("aten::tile", _tile, _OPSET)
-    register_custom_op_symbolic("aten::narrow", _narrow, _OPSET)
-    register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    arithmetic.register_standard()
-    for subject in (choices, stacks, truths, unflattening, vectors):
-        subject.register()
+    for name, symbolic in symbolics.items():
+        register_custom_op_symbolic(name, symbolic, _OPSET)
 
 
 def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
@@ -296,3 +283,25 @@ def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, outpu
         rank = symbolic_helper._get_tensor_rank(values) or 0
         dim = g.op("Constant", value_t=torch.tensor(axis + rank if axis < 0 else axis))
     return exporters.symbolic("aten::repeat_interleave")(g, values, repeats, dim, output_size)
+
+
+_STANDARD = {
+    "aten::diff": _diff,
+    "aten::layer_norm": _layer_norm,
+    "aten::rms_norm": rms_norm,
+    "aten::log_sigmoid": _log_sigmoid,
+    "aten::binary_cross_entropy_with_logits": _binary_cross_entropy_with_logits,
+    "aten::relu6": _relu6,
+    "aten::hardtanh": _hardtanh,
+    "aten::count_nonzero": _count_nonzero,
+    "aten::repeat_interleave": _repeat_interleave,
+    "aten::linspace": _linspace,
+    "aten::eye": _eye,
+    "aten::full": _full,
+    "aten::squeeze": _squeeze,
+    "aten::roll": _roll,
+    "aten::tile": _tile,
+    "aten::narrow": _narrow,
+    "aten::scaled_dot_product_attention": scaled_dot_product_attention,
+    "aten::cumsum": arithmetic.cumsum,
+}

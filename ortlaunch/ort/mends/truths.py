@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from ortlaunch.ort.kernels.traced import integers
 from ortlaunch.ort.mends.values import cast
 
-_OPSET = 17
 _NUMBERS = frozenset(
     (
         *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
@@ -33,14 +32,6 @@ _TENSORS = frozenset(
     )
 )
 """Functions that take a tensor in the place of True."""
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for name in ("any", "all"):
-        register_custom_op_symbolic(f"aten::{name}", partial(_symbolic, name == "all"), _OPSET)
 
 
 class TakesTruths(TorchFunctionMode):
@@ -95,3 +86,6 @@ def _symbolic(of_all: bool, g: Any, values: Any, dims: Any = None, keep: Any = N
         result = g.op("Not", found) if of_all else found
     output = g.original_node.output()
     return result if output.type().scalarType() in ("Bool", None) else cast(g, result, output)
+
+
+SYMBOLICS = {f"aten::{name}": partial(_symbolic, name == "all") for name in ("any", "all")}

@@ -10,15 +10,7 @@ from typing import Any
 
 import torch
 
-_OPSET = 17
 _END = 2**63 - 1
-
-
-def register() -> None:
-    """Registers the symbolic; call it after the constructor of an ORTModule."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic("aten::unflatten", _unflatten, _OPSET)
 
 
 def _unflatten(g: Any, values: Any, dim: Any, sizes: Any) -> Any:
@@ -48,3 +40,6 @@ def _new(g: Any, sizes: Any) -> list[Any]:
         return [symbolic_helper._unsqueeze_helper(g, size, [0]) for size in symbolic_helper._unpack_list(sizes)]
     numbers = symbolic_helper._get_const(sizes, "is", "sizes")
     return [g.op("Constant", value_t=torch.tensor(list(numbers)))]
+
+
+SYMBOLICS = {"aten::unflatten": _unflatten}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,6 +58,11 @@ def sizes(value: Any) -> list[int | None]:
 def is_floating(value: Any) -> bool:
     """Whether a traced tensor has a floating-point dtype."""
     return value.type().scalarType() in FLOATS
+
+
+def kinds_of(values: Iterable[Any]) -> list[str | None]:
+    """Returns the dtypes of the tensors among traced values, by the exporter's names."""
+    return [one.type().scalarType() for one in values if one.type().kind() == "TensorType"]
 
 
 def cast(g: Any, value: Any, like: Any) -> Any:

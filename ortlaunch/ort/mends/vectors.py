@@ -12,20 +12,6 @@ import torch
 
 from ortlaunch.ort.mends import exporters
 
-_OPSET = 17
-
-
-def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    for name in ("matmul", "mv", "dot", "vdot"):
-        register_custom_op_symbolic(f"aten::{name}", matmul, _OPSET)
-    register_custom_op_symbolic("aten::linear", linear, _OPSET)
-    register_custom_op_symbolic("aten::addmv", _addmv, _OPSET)
-    register_custom_op_symbolic("aten::addbmm", _addbmm, _OPSET)
-    register_custom_op_symbolic("aten::addr", _addr, _OPSET)
-
 
 def matmul(g: Any, left: Any, right: Any) -> Any:
     """Exports ``left @ right``, where either may be a vector."""
@@ -95,3 +81,12 @@ def _scaled(g: Any, values: Any, factor: Any, like: Any) -> Any:
     if number == 1:
         return values
     return g.op("Mul", values, g.op("Constant", value_t=torch.tensor(float(number), dtype=scalar_type.dtype())))
+
+
+SYMBOLICS = {
+    **{f"aten::{name}": matmul for name in ("matmul", "mv", "dot", "vdot")},
+    "aten::linear": linear,
+    "aten::addmv": _addmv,
+    "aten::addbmm": _addbmm,
+    "aten::addr": _addr,
+}

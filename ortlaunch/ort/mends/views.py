@@ -59,11 +59,8 @@ class _CannotFollowError(Exception):
     """A change cannot be exported."""
 
 
-def register() -> None:
-    """Registers the symbolic of an operator that the rewritten graphs have."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic(_REPLACED, lambda g, x, values: _replaced(g, x, values, dims=sizes(x)), 17)
+SYMBOLICS = {_REPLACED: lambda g, x, values: _replaced(g, x, values, dims=sizes(x))}
+"""Of an operator that the rewritten graphs have."""
 
 
 def followed() -> contextlib.AbstractContextManager[None]:
