@@ -266,7 +266,7 @@ def _prepare(
     compiled = extension.load_kernels() if torch_kernels else None
     if compiled is not None:
         executor.install(compiled)
-        gradient_graph.install()
+        mends.over_training_graphs(gradient_graph.simplify, device="cpu", priority=0)
         kernels.fuse_gelu(model)
     else:
         kernels.disable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,26 @@ ATEN_OP = "org.pytorch.aten::ATen"
 def step(operator: str, inputs: list[str], outputs: list[str]) -> Any:
     """Makes a node of a registered gradient; GO, GI, I and O stand for gradients, inputs and outputs."""
     return (ATEN, inputs, outputs, {"operator": {"value": operator, "dtype": "string"}})
+
+
+def gradient(operator: str, inputs: str, count: int) -> list[Any]:
+    """Describes the gradient of an operator whose ``_backward`` returns those of its first inputs.
+
+    Args:
+        operator: the operator.
+        inputs: of the gradient, with spaces between them.
+        count: how many inputs have a gradient.
+    """
+    return [step(f"{operator}_backward", inputs.split(), [f"GI({index})" for index in range(count)])]
+
+
+def register_gradients(gradients: Mapping[str, list[Any]]) -> None:
+    """Registers the gradients of operators with ORTModule; call it before ORTModule's constructor."""
+    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
+
+    operator, domain = ATEN
+    for name, steps in gradients.items():
+        CustomGradientRegistry.register(domain, operator, (name, ""), partial(list, steps))
 
 
 def none(g: Any) -> Any:

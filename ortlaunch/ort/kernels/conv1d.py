@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, step
+from ortlaunch.ort.kernels.aten_nodes import ATEN_OP
 from ortlaunch.ort.kernels.sideways import source_of_size
 from ortlaunch.ort.kernels.traced import (
     inputs_of,
@@ -84,17 +84,3 @@ def _is_size(place: Any, result: Any, axis: int) -> bool:
     source, same_axis = source_of_size(values, axis)
     same = [(result.debugName(), axis), (values.debugName(), axis), (source.debugName(), same_axis)]
     return size_of(place) in same
-
-
-def gradient() -> list[Any]:
-    """Returns the gradient of `CONV1D`; each input has a node of its own, as ORT omits those that it does not need."""
-    return [
-        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
-        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
-        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
-    ]
-
-
-def trained_gradient() -> list[Any]:
-    """Returns the gradient of `TRAINED`."""
-    return [step(f"{TRAINED}_backward", ["GO(0)", "I(1)", "I(2)"], ["GI(0)", "GI(1)", "GI(2)"])]

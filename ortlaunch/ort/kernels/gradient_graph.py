@@ -19,15 +19,6 @@ _OURS = "ortlaunch::"
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 
-def install() -> None:
-    """Makes ORTModule simplify the graphs that it builds for the CPU from now on; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
-
-    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
-    if not any(function is simplify for function, _, _ in registered):
-        GraphOptimizerRegistry.register("all", "cpu", 0, simplify)
-
-
 def simplify(graph: Any) -> None:
     """Rewrites the sums of two summands in `graph` where possible, in place."""
     view = _View(graph)

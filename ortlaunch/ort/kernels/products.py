@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, step
+from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant
 from ortlaunch.ort.kernels.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
 from ortlaunch.ort.mends import as_calls, broadcasting, exporters, torch_calls
 from ortlaunch.ort.mends.attention import known_size
@@ -46,16 +46,6 @@ def rms_norm(g: Any, weight: Any, x: Any, epsilon: float) -> Any | None:
     output, _ = g.op(ATEN_OP, weight, x, constant(g, epsilon), operator_s=RMS_NORM, outputs=2)
     output.setType(x.type())
     return output
-
-
-def rms_norm_gradient() -> list[Any]:
-    """Returns the gradient of `RMS_NORM`."""
-    return [step(f"{RMS_NORM}_backward", ["GO(0)", "I(0)", "I(1)", "O(1)"], ["GI(0)", "GI(1)"])]
-
-
-def silu_product_gradient() -> list[Any]:
-    """Returns the gradient of `SILU_PRODUCT`."""
-    return [step(f"{SILU_PRODUCT}_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)", "GI(1)"])]
 
 
 def _rms_norm(g: Any, weight: Any, normalized: Any) -> Any | None:

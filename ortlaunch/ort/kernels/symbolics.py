@@ -14,14 +14,14 @@ node only if that of its first input is needed, so weights come first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
-from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, gradient, none, step
+from ortlaunch.ort.kernels.aten_nodes import register_gradients as register_node_gradients
 from ortlaunch.ort.kernels.traced import is_vector, rank_of, widened
 from ortlaunch.ort.mends import exporters, losses, saturation, vectors
 from ortlaunch.ort.mends import symbolics as mended
@@ -93,11 +93,7 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 
 def register_gradients() -> None:
     """Registers the gradients of these nodes with ORTModule; call it before ORTModule's constructor."""
-    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
-
-    operator, domain = ATEN
-    for name, gradient in _GRADIENTS.items():
-        CustomGradientRegistry.register(domain, operator, (name, ""), gradient)
+    register_node_gradients(_GRADIENTS)
     shapes.register()
 
 
@@ -124,23 +120,6 @@ def _layer_norm(g: Any, values: Any, shape: Any, weight: Any, bias: Any, eps: An
     return output
 
 
-def _layer_norm_gradient() -> list[Any]:
-    return [
-        ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
-        (
-            ATEN,
-            ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
-            ["GI(0)", "", ""],
-            {"operator": {"value": f"{_LAYER_NORM}_backward", "dtype": "string"}},
-        ),
-    ]
-
-
-def _affine_layer_norm_gradient() -> list[Any]:
-    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(1)", "O(2)"]
-    return [step(f"{_AFFINE_LAYER_NORM}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
-
-
 def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
@@ -148,14 +127,6 @@ def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     output = g.op(ATEN_OP, values, operator_s=_GELU_TANH if kind == "tanh" else _GELU)
     output.setType(values.type())
     return output
-
-
-def _gelu_gradient() -> list[Any]:
-    return [step(f"{_GELU}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
-
-
-def _gelu_tanh_gradient() -> list[Any]:
-    return [step(f"{_GELU_TANH}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
 
 
 def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
@@ -168,10 +139,6 @@ def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
     output, _ = g.op(ATEN_OP, values, constant(g, rate), operator_s=_DROPOUT, outputs=2)
     output.setType(values.type())
     return output
-
-
-def _dropout_gradient() -> list[Any]:
-    return [step(f"{_DROPOUT}_backward", ["GO(0)", "O(1)", "I(1)"], ["GI(0)"])]
 
 
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
@@ -193,31 +160,6 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     output = g.op(ATEN_OP, *inputs, operator_s=operator)
     output.setType(widened(values, known_size(weight, 0)))
     return output
-
-
-def _linear_gradient() -> list[Any]:
-    return [_grad_weight("I(1)"), step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
-
-
-def _linear_bias_gradient() -> list[Any]:
-    # Each input has a node of its own, because ORT omits the nodes of inputs that need no gradient.
-    return [
-        _grad_weight("I(2)"),
-        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
-        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
-    ]
-
-
-def _linear_trained_gradient() -> list[Any]:
-    return [step(f"{_LINEAR}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)", "GI(1)"])]
-
-
-def _linear_bias_trained_gradient() -> list[Any]:
-    return [step(f"{_LINEAR_BIAS}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(2)"], ["GI(0)", "GI(1)", "GI(2)"])]
-
-
-def _grad_weight(values: str) -> Any:
-    return step("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
 
 
 def _reshape(g: Any, x: Any, shape: Any) -> Any:
@@ -245,10 +187,6 @@ def _cross_entropy(
     loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
     loss.setType(logits.type().with_sizes([]))
     return loss
-
-
-def _cross_entropy_gradient() -> list[Any]:
-    return [step(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "I(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
 
 
 def _rms_norm(g: Any, values: Any, shape: Any, weight: Any, eps: Any) -> Any:
@@ -282,26 +220,50 @@ _SYMBOLICS = {
     "prim::ConstantChunk": sideways.constant_chunk,
 }
 
-_GRADIENTS: dict[str, Callable[[], list[Any]]] = {
-    fused_attention.ATTENTION: fused_attention.gradient,
-    fused_attention.PACKED: fused_attention.packed_gradient,
-    fused_attention.SIDEWAYS: fused_attention.sideways_gradient,
-    products.RMS_NORM: products.rms_norm_gradient,
-    products.SIGMOID: partial(saturation.sigmoid_gradient, products.SIGMOID),
-    products.SILU: partial(saturation.silu_gradient, products.SILU),
-    products.SILU_PRODUCT: products.silu_product_gradient,
-    _LAYER_NORM: _layer_norm_gradient,
-    _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,
-    _GELU: _gelu_gradient,
-    _GELU_TANH: _gelu_tanh_gradient,
-    _DROPOUT: _dropout_gradient,
-    _LINEAR: _linear_gradient,
-    _LINEAR_BIAS: _linear_bias_gradient,
-    _LINEAR + _TRAINED: _linear_trained_gradient,
-    _LINEAR_BIAS + _TRAINED: _linear_bias_trained_gradient,
-    conv1d.CONV1D: conv1d.gradient,
-    conv1d.TRAINED: conv1d.trained_gradient,
-    _CROSS_ENTROPY: _cross_entropy_gradient,
+_GRADIENTS = {
+    **{
+        operator: gradient(operator, inputs, count)
+        for operator, inputs, count in (
+            (fused_attention.ATTENTION, "GO(0) I(0) I(1) I(2) O(0) O(1) O(2) I(3) I(4) I(5) I(6)", 3),
+            (fused_attention.PACKED, "GO(0) I(0) O(0) O(1) O(2) I(1) I(2) I(3) I(4) I(5)", 1),
+            (fused_attention.SIDEWAYS, "GO(0) I(0) I(1) I(2) O(0) O(1) O(2) I(3) I(4) I(5) I(6) I(7) I(8)", 3),
+            (products.RMS_NORM, "GO(0) I(0) I(1) O(1)", 2),
+            (products.SIGMOID, "GO(0) O(0)", 1),
+            (products.SILU, "GO(0) I(0)", 1),
+            (products.SILU_PRODUCT, "GO(0) I(0) I(1)", 2),
+            (_AFFINE_LAYER_NORM, "GO(0) I(0) I(1) I(2) O(1) O(2)", 3),
+            (_GELU, "GO(0) I(0)", 1),
+            (_GELU_TANH, "GO(0) I(0)", 1),
+            (_DROPOUT, "GO(0) O(1) I(1)", 1),
+            (_LINEAR + _TRAINED, "GO(0) I(0) I(1)", 2),
+            (_LINEAR_BIAS + _TRAINED, "GO(0) I(0) I(2)", 3),
+            (conv1d.TRAINED, "GO(0) I(1) I(2)", 3),
+            (_CROSS_ENTROPY, "GO(0) I(0) O(1) O(2) I(1) I(2)", 1),
+        )
+    },
+    _LAYER_NORM: [
+        ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
+        step(
+            f"{_LAYER_NORM}_backward",
+            ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
+            ["GI(0)", "", ""],
+        ),
+    ],
+    # Each input has a node of its own, because ORT omits the nodes of inputs that need no gradient.
+    _LINEAR: [
+        step("ortlaunch::linear_grad_weight", ["GO(0)", "I(1)"], ["GI(0)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"]),
+    ],
+    _LINEAR_BIAS: [
+        step("ortlaunch::linear_grad_weight", ["GO(0)", "I(2)"], ["GI(0)"]),
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
+    ],
+    conv1d.CONV1D: [
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
+        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
+        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
+    ],
 }
 
 
@@ -309,7 +271,7 @@ def rate_inputs() -> dict[str, int]:
     """Returns the operators with dropout and those of their gradients, with the index of the input with the rate."""
     found = dict(RATES)
     for name, index in RATES.items():
-        for _, inputs, _, attributes in _GRADIENTS[name]():
+        for _, inputs, _, attributes in _GRADIENTS[name]:
             if f"I({index})" in inputs:
                 found[attributes["operator"]["value"]] = inputs.index(f"I({index})")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,9 +79,8 @@ def install() -> None:
     forwards.install()
     randomness.install()
     guard.install()
-    returned.install()
-    sums.install()
-    unneeded.install()
+    for process in (returned.copy_outputs, sums.avoid_fusion, unneeded.drop_unneeded):
+        over_training_graphs(process)
     if hasattr(_FlattenedModule, "_ortlaunch_forward"):
         return
     original_forward, original_export = _FlattenedModule.forward, GraphTransitionManager._get_exported_model
@@ -165,3 +165,18 @@ def install() -> None:
 
     _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward
     GraphTransitionManager._get_exported_model = staticmethod(export)
+
+
+def over_training_graphs(process: Callable[[Any], None], *, device: str = "all", priority: int = -1) -> None:
+    """Makes ORTModule call a function with each training graph that it builds from now on; repeated calls do nothing.
+
+    Args:
+        process: takes an ``onnx.GraphProto`` with forward and backward, and changes it.
+        device: "cpu", "cuda" or "all".
+        priority: the function of the largest is called first.
+    """
+    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
+
+    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
+    if not any(function is process for function, _, _ in registered):
+        GraphOptimizerRegistry.register("all", device, priority, process)

@@ -20,15 +20,6 @@ _SAME_MEMORY = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _READ_NO_VALUES = ("Shape", "Size", *_SAME_MEMORY)
 
 
-def install() -> None:
-    """Makes ORTModule correct the training graphs that it builds from now on; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
-
-    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
-    if not any(function is copy_outputs for function, _, _ in registered):
-        GraphOptimizerRegistry.register("all", "all", -1, copy_outputs)
-
-
 def copy_outputs(graph: Any) -> None:
     """Inserts a copy before each output whose memory could be another tensor's, in place."""
     end = next((node for node in graph.node if node.op_type == "YieldOp"), None)

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from ortlaunch.ort.kernels import shapes
-from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, step
+from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, gradient
+from ortlaunch.ort.kernels.aten_nodes import register_gradients as register_node_gradients
 from ortlaunch.ort.mends.values import cast, is_floating
 
 _SIGMOID = "sigmoid"
@@ -19,22 +20,9 @@ _SILU = "silu"
 
 def register_gradients() -> None:
     """Registers the gradients of these nodes with ORTModule; call it before ORTModule's constructor."""
-    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
-
-    operator, domain = ATEN
-    for name, gradient in ((_SIGMOID, sigmoid_gradient), (_SILU, silu_gradient)):
-        CustomGradientRegistry.register(domain, operator, (name, ""), partial(gradient, name))
+    register_node_gradients({_SIGMOID: gradient(_SIGMOID, "GO(0) O(0)", 1), _SILU: gradient(_SILU, "GO(0) I(0)", 1)})
+    for name in (_SIGMOID, _SILU):
         shapes.add(name, lambda x: [shapes.shape_alone(x)])
-
-
-def sigmoid_gradient(operator: str) -> list[Any]:
-    """Returns the gradient of an operator that is a sigmoid, from its result."""
-    return [step(f"{operator}_backward", ["GO(0)", "O(0)"], ["GI(0)"])]
-
-
-def silu_gradient(operator: str) -> list[Any]:
-    """Returns the gradient of an operator that is a SiLU."""
-    return [step(f"{operator}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
 
 
 def called(operator: str, g: Any, x: Any) -> Any:

@@ -12,15 +12,6 @@ _LARGEST = 1
 """Number of the last output of a node that the fusion accepts."""
 
 
-def install() -> None:
-    """Makes ORTModule correct the training graphs that it builds from now on; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
-
-    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
-    if not any(function is avoid_fusion for function, _, _ in registered):
-        GraphOptimizerRegistry.register("all", "all", -1, avoid_fusion)
-
-
 def avoid_fusion(graph: Any) -> None:
     """Turns the sums of two summands after such a Gemm into Add, which is not fused, in place."""
     late = {name for node in graph.node for name in node.output[_LARGEST + 1 :]}

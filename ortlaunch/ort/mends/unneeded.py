@@ -14,15 +14,6 @@ from onnx import helper
 _DOMAIN = "org.pytorch.aten"
 
 
-def install() -> None:
-    """Makes ORTModule correct the training graphs that it builds from now on; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
-
-    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
-    if not any(function is drop_unneeded for function, _, _ in registered):
-        GraphOptimizerRegistry.register("all", "all", -1, drop_unneeded)
-
-
 def drop_unneeded(graph: Any) -> None:
     """Removes ATen nodes without a used result, and names the unused results of the others, in place."""
     uses = Counter(name for node in graph.node for name in node.input)
