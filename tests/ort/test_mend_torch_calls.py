@@ -82,6 +82,9 @@ def functions() -> dict[str, Case]:
         "logaddexp": Case(torch.logaddexp, [(4,), (4,)]),
         "xlogy": Case(torch.xlogy, [(4,), (4,)], positive=True),
         "rot90": Case(lambda x: torch.rot90(x, 1, [1, 2]), [(4, 5)]),
+        "rot90_by_a_size": Case(lambda x: torch.rot90(x, x.size(0), [1, 2]), [(4, 4)]),
+        "pooled_to_a_size": Case(lambda x, y: functional.adaptive_max_pool1d(x, [y.size(0) + 1]), [(4, 9), (3,)]),
+        "resized_like": Case(lambda x, y: functional.interpolate(x, y.shape[1:], mode="bicubic"), [(2, 4, 5), (6, 7)]),
         "channel_shuffle": Case(lambda x: functional.channel_shuffle(x, 2), [(4, 3, 3)]),
         "fold": Case(lambda x: functional.fold(x, (4, 5), (2, 2)), [(8, 12)]),
         "cross": Case(lambda a, b: torch.linalg.cross(a, b), [(4, 3), (4, 3)]),
@@ -186,7 +189,7 @@ def _many(x: Tensor) -> Tensor:
     [
         (_complex, "no complex numbers"),
         (_many, "takes more than 4 tensors"),
-        (lambda x: torch.rot90(x, x.size(0), [0, 1]), "is not a constant"),
+        (lambda x: torch.renorm(x, 2, 0, x.size(0)), "is not a constant"),
     ],
 )
 def test_what_cannot_become_a_node_is_refused_with_the_reason(

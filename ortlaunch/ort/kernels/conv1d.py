@@ -11,19 +11,11 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP
 from ortlaunch.ort.kernels.sideways import source_of_size
-from ortlaunch.ort.kernels.traced import (
-    inputs_of,
-    integers,
-    is_vector,
-    operator_called,
-    places_of,
-    size_of,
-    widened,
-)
-from ortlaunch.ort.mends import exporters
-from ortlaunch.ort.mends.attention import known_size
+from ortlaunch.ort.operators import exporter
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import inputs_of, integers, is_vector, operator_called, places_of, size_of, widened
 
 CONV1D = "ortlaunch::conv1d"
 TRAINED = "ortlaunch::conv1d_trained"
@@ -39,7 +31,7 @@ def symbolic(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any)
     # The kernel sums the gradient of the bias over rows, which is only right for a vector. ONNX Runtime differentiates
     # such a node only if the gradient of its first input is needed.
     if not is_plain or not is_vector(bias, width) or not bias.requires_grad():
-        return exporters.symbolic("aten::addmm")(g, bias, values, weight, beta, alpha)
+        return exporter.symbolic("aten::addmm")(g, bias, values, weight, beta, alpha)
     source = _before_rows(values)
     inputs = [bias, values if source is None else source, weight]
     operator = TRAINED if all(x.requires_grad() for x in inputs) else CONV1D

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none
 from ortlaunch.ort.kernels.sideways import TURNED, part_size, sources, untransposed, whole
-from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, places_of, size_of
-from ortlaunch.ort.mends import attention, exporters
+from ortlaunch.ort.operators import attention, exporter
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP, constant, none
+from ortlaunch.ort.operators.traced import attribute, integers, operator_called, places_of, size_of
 
 ATTENTION = "ortlaunch::attention"
 PACKED = "ortlaunch::attention_packed"
@@ -50,7 +50,7 @@ def symbolic(
 ) -> Any:
     """Exports ``scaled_dot_product_attention`` as one node if our kernel supports it.
 
-    Otherwise it becomes many nodes (`ort.mends.attention`).
+    Otherwise it becomes many nodes (`ort.operators.attention`).
 
     The kernel supports fp32, and slowly fp64, of rank 4, and computes no gradient for the mask. The query must need a
     gradient: without it, ONNX Runtime would ask for none of the others.
@@ -102,7 +102,7 @@ def transpose(g: Any, x: Any, one: Any, other: Any) -> Any:
     sideways = _of_ours(x)
     if sideways is not None and {symbolic_helper._get_const(axis, "i", "dim") % 4 for axis in (one, other)} == {1, 2}:
         return sideways
-    return exporters.symbolic("aten::transpose")(g, x, one, other)
+    return exporter.symbolic("aten::transpose")(g, x, one, other)
 
 
 def reshaped(x: Any, shape: Any) -> Any | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN, operator_of
+from ortlaunch.ort.graphs.nodes import ATEN, operator_of
 
 ADD_ROWS = "ortlaunch::add_embedding_gradient"
 ADD_OUTER = "ortlaunch::add_outer_gradient"

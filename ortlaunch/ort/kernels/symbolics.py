@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, gradient, none, step
-from ortlaunch.ort.kernels.aten_nodes import register_gradients as register_node_gradients
-from ortlaunch.ort.kernels.traced import is_vector, rank_of, widened
-from ortlaunch.ort.mends import exporters, losses, saturation, vectors
-from ortlaunch.ort.mends import symbolics as mended
-from ortlaunch.ort.mends.attention import known_size
+from ortlaunch.ort.kernels import conv1d, fused_attention, products, sideways
+from ortlaunch.ort.operators import exporter, forms, shapes, standard
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP, constant, gradient, none, step
+from ortlaunch.ort.operators.aten_nodes import register_gradients as register_node_gradients
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import is_vector, rank_of, widened
 
 _OPSET = 17
 _MEAN = 1
@@ -152,7 +151,7 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     )
     # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
-        return vectors.linear(g, values, weight, bias)
+        return standard.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
     operator = _LINEAR_BIAS if has_bias else _LINEAR
     if all(x.requires_grad() for x in inputs):
@@ -166,7 +165,7 @@ def _reshape(g: Any, x: Any, shape: Any) -> Any:
     """Exports ``reshape`` and ``view``; nothing is left of one that gives a result of ours the shape that it has."""
     same = fused_attention.reshaped(x, shape)
     same = conv1d.restored(x, shape) if same is None else same
-    return exporters.symbolic("aten::reshape")(g, x, shape) if same is None else same
+    return exporter.symbolic("aten::reshape")(g, x, shape) if same is None else same
 
 
 def _cross_entropy(
@@ -183,7 +182,7 @@ def _cross_entropy(
         and target.type().scalarType() == "Long"
     )
     if not usual:
-        return losses.cross_entropy(g, logits, target, weight, reduction, ignore_index, label_smoothing)
+        return forms.cross_entropy(g, logits, target, weight, reduction, ignore_index, label_smoothing)
     loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
     loss.setType(logits.type().with_sizes([]))
     return loss
@@ -198,15 +197,15 @@ def _rms_norm(g: Any, values: Any, shape: Any, weight: Any, eps: Any) -> Any:
         is_given = not symbolic_helper._is_none(eps)
         epsilon = symbolic_helper._get_const(eps, "f", "eps") if is_given else torch.finfo(dtype).eps
         output = products.rms_norm(g, weight, values, epsilon)
-    return mended.rms_norm(g, values, shape, weight, eps) if output is None else output
+    return standard.rms_norm(g, values, shape, weight, eps) if output is None else output
 
 
 _SYMBOLICS = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::layer_norm": _layer_norm,
     "aten::gelu": _gelu,
-    "aten::sigmoid": partial(saturation.called, products.SIGMOID),
-    "aten::silu": partial(saturation.called, products.SILU),
+    "aten::sigmoid": partial(forms.called, products.SIGMOID),
+    "aten::silu": partial(forms.called, products.SILU),
     "aten::dropout": _dropout,
     "aten::linear": _linear,
     "aten::addmm": conv1d.symbolic,
