@@ -148,8 +148,10 @@ def test_request_to_stop(start, trial):
     run.resume()
 
 
+@pytest.mark.nightly
 def test_signal_at_any_moment(start, trial, base):
-    """SIGTERM or SIGHUP from the command's first moment on, also before there is anything to save."""
+    """SIGTERM or SIGHUP from the command's first moment on. CI has one in
+    test_attach.py, and Ctrl-C in the first seconds."""
     run = start(trial)
     number = run.random.choice([signal.SIGTERM, signal.SIGHUP])
     time.sleep(run.random.uniform(0.3, 1.0) * base.seconds)

@@ -312,7 +312,6 @@ _SAME = (*_GPT, *_FEW)
 
 
 MATRIX: dict[str, tuple[str, ...]] = {
-    "eager-single": ("backend=eager", "trainer=single", *_SAME, "train.batch_size=4"),
     "eager-ddp": ("backend=eager", "trainer=ddp", *_SAME),
     "eager-zero1": ("backend=eager", "trainer=deepspeed", "trainer.zero_stage=1", *_SAME),
     "ort-ddp": ("backend=ort", "trainer=ddp", *_SAME),

@@ -52,6 +52,8 @@ TABLE: dict[str, tuple[str, ...]] = {
 # Which tests/numbers holds against fp64 in CI, or which another row has under another trainer.
 NIGHTLY = ("eager-single-eval", "ort-zero3-eval", "eager-zero3", "eager-zero3-recompute", "adafactor", "sgd-decayed")
 NIGHTLY += ("eager-ddp-same", "eager-ddp-same-again", "eager-zero2-same", "eager-zero2-same-again")
+# Which test_precision.py compares with fp32 on one worker.
+NIGHTLY += ("bf16", "fp16", "fp32")
 
 
 def cases(names):
@@ -122,6 +124,7 @@ def test_loader_processes_change_no_loss(runs):
     assert runs["loaders"].losses == runs["eager-ddp"].losses
 
 
+@pytest.mark.nightly
 def test_half_precision_follows_full_precision(runs):
     # A step whose scaled gradients overflow is left out and the scale halved: the weights are then a step behind.
     assert runs["fp16"].losses == pytest.approx(runs["fp32"].losses, abs=0.3)

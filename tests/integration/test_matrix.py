@@ -48,33 +48,17 @@ def test_ort_is_called_active_exactly_where_it_ran(computed, name):
     tags = computed[name].tags
     assert tags["ortlaunch.ort_active"] == ("true" if name.startswith("ort") else "false")
     assert tags["ortlaunch.backend"] == name.partition("-")[0]
-    assert tags["ortlaunch.world_size"] == ("1" if name == "eager-single" else "2")
+    assert tags["ortlaunch.world_size"] == "2"
 
 
 def test_ort_computes_what_eager_computes(computed):
-    """The same loss and gradient at each of 20 steps."""
-    assert_same(computed["ort-ddp"], computed["eager-ddp"])
-
-
-@pytest.mark.parametrize("name", ["eager-ddp", "eager-zero1"])
-def test_two_workers_compute_what_one_computes(computed, name):
-    """Twice two samples make the steps of once four samples, however the workers share optimizer and weights."""
-    assert_same(computed[name], computed["eager-single"])
-
-
-def assert_same(one, other):
-    """Gradients too, by their norm before clipping: AdamW would hide a gradient that is off by a factor."""
+    """The same loss and gradient at each of 20 steps, of a language model: tests/numbers has small nets."""
+    one, other = computed["ort-ddp"], computed["eager-ddp"]
+    # Gradients by their norm before clipping: AdamW would hide one that is off by a factor.
     for name, tolerance in (("train/loss", {"abs": 1e-4}), ("train/grad_norm", {"rel": 1e-3})):
         expected = other.series(name)
         assert len(expected) == 20, name
         assert one.series(name) == pytest.approx(expected, **tolerance), name
-
-
-def test_another_seed_computes_something_else(computed, train):
-    """Guards the comparisons above: losses that agree mean something."""
-    other = train(computed.folder, *MATRIX["eager-single"], "seed=1", "train.steps=2", "tracking=none")
-    assert other.status == "FINISHED", other.report
-    assert abs(other.losses[1] - computed["eager-single"].losses[1]) > 1e-3
 
 
 def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(computed):

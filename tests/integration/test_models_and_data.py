@@ -8,7 +8,8 @@ import pytest
 SHORT = ("train.log_every=5", "tracking=none")
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet", "vit"])
+# A ready job trains resnet in CI.
+@pytest.mark.parametrize("model", ["mlp", pytest.param("resnet", marks=pytest.mark.nightly), "vit"])
 def test_image_models_train_on_digits(train, tmp_path, model):
     """model=NAME alone is enough: the images come with it. The mlp on the default backend, the others on eager."""
     backend = () if model == "mlp" else ("backend=eager",)
@@ -19,8 +20,9 @@ def test_image_models_train_on_digits(train, tmp_path, model):
     assert result.tags["ortlaunch.ort_active"] == ("false" if backend else "true")
 
 
+@pytest.mark.nightly
 def test_text_of_the_users_own(train, tmp_path):
-    """data=text with a folder: files in it are read as bytes; a text that repeats itself is soon learnt."""
+    """A folder, of which a text that repeats itself is soon learnt. CI trains on a text in test_documentation.py."""
     (tmp_path / "corpus").mkdir()
     for name in ("a.txt", "b.txt"):
         (tmp_path / "corpus" / name).write_text("the quick brown fox jumps over the lazy dog. " * 200)

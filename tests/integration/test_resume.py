@@ -87,6 +87,7 @@ NIGHTLY = (
     "zero0",
     "zero1",
     "zero2",
+    "zero2-ort",
     *(kind for kind in KINDS if kind.endswith("-mixed")),
 )
 CASES = [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in KINDS]
@@ -120,7 +121,7 @@ def test_half_and_half_is_the_whole(train, folder, straight, kind):
     [
         ("ddp", 2, 1),
         pytest.param("ddp", 2, 4, marks=pytest.mark.nightly),
-        ("zero1", 2, 1),
+        pytest.param("zero1", 2, 1, marks=pytest.mark.nightly),
         pytest.param("zero3", 2, 4, marks=pytest.mark.nightly),
         ("zero3", 2, 1),
     ],
@@ -153,7 +154,7 @@ def test_fsdp_goes_on_with_one_two_and_three_workers(train, folder):
         assert run.losses == pytest.approx(expected, abs=2e-6)
 
 
-@pytest.mark.parametrize(("before", "after"), [("ddp", "fsdp"), ("fsdp", "ddp")])
+@pytest.mark.parametrize(("before", "after"), [("ddp", "fsdp"), pytest.param("fsdp", "ddp", marks=pytest.mark.nightly)])
 def test_what_was_whole_goes_on_sharded_and_the_other_way_round(train, folder, straight, before, after):
     whole = straight(before)
     middle = whole.run_dir / "checkpoints" / "step-00000004"
@@ -251,8 +252,9 @@ def test_nothing_is_left_to_train_but_the_weights_are_still_written(train, folde
     assert (rest.run_dir / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
 
 
+@pytest.mark.nightly
 def test_best_is_the_checkpoint_with_the_lowest_evaluation_loss(train, folder):
-    """With a learning rate that grows until it makes it worse, the best one is not the newest."""
+    """A learning rate that grows makes it worse. CI has a best value of another name in test_own_step.py."""
     keys = ("train.steps=8", "train.checkpoint_every=2", "train.eval_every=2", "optimizer.lr=1")
     keys += ("scheduler.warmup_steps=100", "data.eval_fraction=0.001", "train.log_every=1")
     result = train(folder, *SMALL, *KINDS["ddp"], *keys)
@@ -294,7 +296,7 @@ class Queues(nn.Module):
 QUEUE_KINDS = {kind: words for kind, words in KINDS.items() if kind not in ("ddp-3-workers", "ddp-ort-alone")}
 if "zero3-ort" in QUEUE_KINDS:
     QUEUE_KINDS["zero3-ort"] += ("backend.blocks=Linear",)
-QUEUE_OFTEN = ("ddp", "fsdp", "zero1")
+QUEUE_OFTEN = ("ddp", "fsdp")
 QUEUE_CASES = [pytest.param(kind, marks=[pytest.mark.nightly] * (kind not in QUEUE_OFTEN)) for kind in QUEUE_KINDS]
 QUEUE_STEPS = ("train.steps=6", "train.checkpoint_every=3", "train.log_every=1", "scheduler=constant")
 

@@ -1,6 +1,7 @@
 """A run that is stopped from outside: it ends soon, is recorded as stopped, and leaves no process behind.
 
-CI has the first signal in test_follow.py and tests/faults, and every phase with a stand-in in test_local_faults.py.
+CI has the first signal in test_attach.py, ``cancel`` in test_follow.py, and every phase with a stand-in in
+test_local_faults.py.
 """
 
 from __future__ import annotations

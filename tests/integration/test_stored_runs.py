@@ -107,7 +107,10 @@ def test_nothing_is_trained_again(stored, resumed):
         assert trained == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Those of the first stages are files as the second one's.
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in ("zero0", "zero1"))) for kind in KINDS]
+)
 def test_a_checkpoint_of_each_kind_can_be_started_from(train, stored, kind):
     whole = Kept(stored, kind)
     middle = whole.run_dir / "checkpoints" / "step-00000004"

@@ -50,9 +50,12 @@ def whole(train, tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole"), *BERT, "backend=eager", "trainer=single", "train.batch_size=8")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ort) if name == "ort" else name for name in DIVIDED]
-)
+# Those of them that tests/numbers/test_numbers.py has in CI, with a function that counts.
+NIGHTLY = ("ddp", "zero1", "fsdp")
+MARKS = {"ort": pytest.mark.ort, **dict.fromkeys(NIGHTLY, pytest.mark.nightly)}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in DIVIDED])
 def test_hidden_tokens_weigh_the_same_however_samples_are_divided(train, whole, tmp_path, name):
     workers, *words = DIVIDED[name]
     run = train(tmp_path, *BERT, "backend=eager", *words, workers=workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,27 +184,47 @@ def in_fp64(run, records, workers, *, first_steps=6, values=None, begins=None):
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.ort) if n == "ort" else n for n in TRAINERS])
-def test_a_step_of_ones_own_trains_as_a_plain_loop_in_fp64(trained, tmp_path, name):
-    workers, *words = TRAINERS[name]
-    record = tmp_path / "record"
-    record.mkdir()
-    run = trained("train.step=mine:step", *words, workers=workers, record=record)
-    assert run.status == "FINISHED", run.report
+METRICS = "eval.metrics=[accuracy,f1,{name: accuracy, top_k: 3, as: top3},mine:Worst,mine:share]"
+
+
+@pytest.fixture(scope="module")
+def stepped(train, tmp_path_factory):
+    """The run of a trainer with a step, an evaluation and metrics of its own, made once, and the batches it took."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            (folder / "mine.py").write_text(MINE)
+            record = folder / "record"
+            record.mkdir()
+            workers, *words = TRAINERS[name]
+            words = (*WORDS, *EVALUATED, METRICS, "train.step=mine:step", *words)
+            made[name] = train(folder, *words, workers=workers, record=record), record
+            assert made[name][0].status == "FINISHED", made[name][0].report
+        return made[name]
+
+    return run
+
+
+NAMES = [pytest.param(n, marks=pytest.mark.ort) if n == "ort" else n for n in TRAINERS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_ones_own_trains_as_a_plain_loop_in_fp64(stepped, name):
+    run, record = stepped(name)
     values = []
-    exact = in_fp64(run, [record], workers, values=values)
-    assert difference(course_of([run]), exact) == ""
+    exact = in_fp64(run, [record], TRAINERS[name][0], values=values)
+    # Evaluations are held against fp64 below.
+    assert difference(replace(course_of([run]), evaluations=[]), exact) == ""
     means = [sum(values[step : step + 2]) / 2 for step in range(0, 12, 2)]
     assert list(run.series("train/apart").values()) == pytest.approx(means, rel=1e-4)
     assert set(run.series("train/four").values()) == {4.0}
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", pytest.param("ort", marks=pytest.mark.ort)])
-def test_metrics_are_those_of_all_held_out_samples_in_one_process(trained, name):
-    workers, *words = TRAINERS[name]
-    metrics = "eval.metrics=[accuracy,f1,{name: accuracy, top_k: 3, as: top3},mine:Worst,mine:share]"
-    run = trained(*EVALUATED, metrics, *words, workers=workers)
-    assert run.status == "FINISHED", run.report
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_are_those_of_all_held_out_samples_in_one_process(stepped, name):
+    run, _ = stepped(name)
     (file,) = (run.run_dir / "weights").glob("*.safetensors")
     weights = {name: one.double() for name, one in load_file(file).items()}
     config = load_config(run.run_dir / "config.yaml")
@@ -236,7 +257,9 @@ def _macro_f1(found, labels):
     return sum(2 * hits[one] / (found_of[one] + labels_of[one]) for one in classes) / len(classes)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("ort", marks=pytest.mark.ort)])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("eager", marks=pytest.mark.nightly), pytest.param("ort", marks=pytest.mark.ort)]
+)
 def test_the_state_of_a_step_is_that_of_the_training_alone_and_is_resumed(trained, backend):
     """What is called beside the training, as to count operations or to compare ORT, is not part of it."""
     words = ("train.step=mine:Counted", f"backend={backend}", "train.eval_every=2", "train.checkpoint_every=3")
@@ -264,7 +287,16 @@ def test_hooks_log_and_their_state_is_resumed(trained):
     assert sorted(path.name for path in second.run_dir.glob("ended-*")) == ["ended-0", "ended-1"]
 
 
-@pytest.mark.parametrize("name", ["single", "ddp", "fsdp", pytest.param("ort", marks=pytest.mark.ort)])
+# The test below has ddp.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("single", marks=pytest.mark.nightly),
+        pytest.param("ddp", marks=pytest.mark.nightly),
+        "fsdp",
+        pytest.param("ort", marks=pytest.mark.ort),
+    ],
+)
 def test_a_hook_unfreezes_weights_and_a_resumed_run_keeps_them_frozen(trained, tmp_path, name):
     workers, *words = TRAINERS[name]
     words += [

@@ -11,12 +11,29 @@ import onnx
 import pytest
 import torch
 
-from ortlaunch.config.schema import OrtConfig
+from ortlaunch.config.schema import OrtConfig, OrtZero3
 from ortlaunch.ort import session
 from ortlaunch.ort.tracing import decisions
 from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[..., torch.nn.Module]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a function with many cases, each under two kinds of kernels or of ZeRO 3, CI has one case of the second."""
+    of_both: dict[tuple[Any, str], list[pytest.Item]] = {}
+    firsts = set()
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        for name, second in (("torch_kernels", False), ("zero3", OrtZero3.hold)):
+            if name in params and params[name] == second:
+                of_both.setdefault((item.function, name), []).append(item)
+            elif name in params:
+                firsts.add((item.function, name))
+    for key, (_, *others) in of_both.items():
+        for item in others if key in firsts else ():
+            item.add_marker("nightly")
 
 
 @pytest.fixture(autouse=True)

@@ -608,7 +608,16 @@ LATER += [
 ]
 
 
-@pytest.mark.parametrize("kind", [*STATES, *LATER])
+# Which are found as one of the others is, by the same values, texts or objects.
+NIGHTLY = [InDict, Carrying, InOwnDict, LaterInDict, LaterInTuple, LaterInArray, LaterByBits, LaterByDigits]
+NIGHTLY += [LaterByFormat, LaterByArrayInPeriods, LaterByTuple, LaterByRate, LaterDroppingOutInAttention]
+NIGHTLY += [LaterByGenerator, LaterByThread]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in [*STATES, *LATER]],
+)
 def test_python_state_that_matters_is_found(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATER_COUNT", "0")
     kinds = [one.kind for one in findings(wrapped_model(kind()))]

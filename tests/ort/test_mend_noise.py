@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -115,11 +115,31 @@ DROPOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", DROPOUTS)
-def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_ort: Wrap, name: str) -> None:
-    function, shape = DROPOUTS[name]
+class Rows(nn.Module):
+    """Several of them, one after the other, in one graph."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.scales = nn.ParameterDict({name: torch.rand(DROPOUTS[name][1]) + 0.5 for name in names})
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [DROPOUTS[name][0](x * scale) for name, scale in self.scales.items()]
+
+
+def _groups() -> Iterator[list[str]]:
+    """Ten functions of a shape in one graph; modules alone, which may draw in another order."""
+    functions = {name: shape for name, (function, shape) in DROPOUTS.items() if not isinstance(function, nn.Module)}
+    yield from ([name] for name in DROPOUTS if name not in functions)
+    for shape in dict.fromkeys(functions.values()):
+        names = [name for name in functions if functions[name] == shape]
+        yield from (names[first : first + 10] for first in range(0, len(names), 10))
+
+
+@pytest.mark.parametrize("names", _groups(), ids=lambda names: names[0])
+def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_ort: Wrap, names: list[str]) -> None:
+    shape = DROPOUTS[names[0]][1]
     torch.manual_seed(0)
-    eager = Net(function, shape)
+    eager = Rows(names)
     ort = to_ort(eager)
     ort(torch.randn(2, *shape))
     x = torch.randn(3, *shape)
@@ -128,11 +148,17 @@ def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_o
         for model in (eager, ort):
             torch.manual_seed(seed)
             model.zero_grad()
-            output = model(x)
-            output.square().sum().backward()
+            outputs = model(x)
+            sum(output.square().sum() for output in outputs).backward()
+            gradients = [scale.grad for scale in model.scales.values()]
             # The next step goes on with the numbers that follow.
-            results.append((output.detach(), model.scale.grad, torch.rand(3)))
-        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+            results.append((outputs, gradients, torch.rand(3)))
+        for row, name in enumerate(names):
+            for mine, theirs in ((results[1][part][row], results[0][part][row]) for part in (0, 1)):
+                torch.testing.assert_close(
+                    mine, theirs, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+                )
+        torch.testing.assert_close(results[1][2], results[0][2])
 
 
 GENERATOR = torch.Generator()

@@ -371,6 +371,7 @@ ROWS = (
         _always,
         "they have no gradient",
     ),
+    Row("_pack_padded_sequence _pad_packed_sequence", _always, "ONNX has no operator for them"),
     Row("scatter_add", _always, "the tensor that is added to gets a gradient of zero at these places"),
     Row("index_add", _always, "of several values for one place one is added"),
     Row("scatter_reduce", _always, "building the gradient ends the process; some reductions have no export"),

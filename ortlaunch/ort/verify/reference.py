@@ -12,6 +12,7 @@ from ortlaunch.ort.source import SourceLine, asking_place
 from ortlaunch.ort.tracing.rates import DROPOUT, RECURRENT, rates_of
 
 _TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
+_TO_PYTHON |= {"__array__", "numpy"}
 
 
 class Reference(TorchFunctionMode):
