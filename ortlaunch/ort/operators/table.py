@@ -32,9 +32,12 @@ class Row(NamedTuple):
 
 def register() -> None:
     """Registers the rows; call it after the symbolics that they replace in part."""
-    for name in dict.fromkeys(name for row in ROWS for name in row.names.split()):
-        reasons = tuple(row.when for row in ROWS if name in row.names.split())
-        exporter.replace(f"aten::{name}", _Called, partial(_Called, reasons=reasons))
+    reasons: dict[str, list[Callable[..., bool]]] = {}
+    for row in ROWS:
+        for name in row.names.split():
+            reasons.setdefault(name, []).append(row.when)
+    for name, of_operator in reasons.items():
+        exporter.replace(f"aten::{name}", _Called, partial(_Called, reasons=tuple(of_operator)))
 
 
 @dataclass(frozen=True)
