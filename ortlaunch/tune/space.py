@@ -100,8 +100,8 @@ class Space:
         _check_names(free, hold, self._given)
         self._as_given = self._with()
         """The configuration of the first given values, which need not be allowed."""
-        for key, values in self._given.items():
-            _check_list(key, values, free)
+        for key, given in self._given.items():
+            _check_list(key, given, free)
         _check(self._as_given)
         train, self._workers = self._as_given.train, _workers(self._as_given)
         self.batch = train.batch_size * train.grad_accumulation * self._workers
