@@ -59,7 +59,7 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 @pytest.fixture(autouse=True)
 def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test takes an export that another has left, nor one of the user's."""
-    from ortlaunch.ort import cache
+    from ortlaunch.ort.module import cache
 
     monkeypatch.setattr(cache, "folder", lambda: tmp_path / "exports")
 

@@ -146,13 +146,6 @@ class MineTrainer(SingleTrainer):
     schema = MineConfig
 """,
     ),
-    "an operator's correction": (
-        "ort/mends/NAME.py",
-        """
-def install():
-    print("mine is corrected")
-""",
-    ),
     "a hook": (
         "hooks.py",
         """
@@ -220,8 +213,11 @@ EDITED = {
         ("trainer/precision.py", "Precision.fp16: torch.float16", "{}, Precision.mine: torch.bfloat16"),
     ],
     "an operator's correction": [
-        ("ort/mends/install.py", "    gradients.install()\n", "{}    mine.install()\n"),
-        ("ort/mends/install.py", "    guard,\n", "{}    mine,\n"),
+        (
+            "ort/operators/table.py",
+            "ROWS = (\n",
+            '{}    Row("embedding", lambda *_: print("mine is corrected") is None, "it has to say so"),\n',
+        ),
     ],
     "a key that changes the loop": [
         (

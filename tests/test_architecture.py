@@ -46,6 +46,18 @@ LAYERS = (
     ("ortlaunch.base",),
 )
 """From the top: a module imports from its own line and from those below it."""
+ORT = (
+    ("verify",),
+    ("session", "blocks"),
+    ("module",),
+    ("tracing",),
+    ("kernels",),
+    ("operators",),
+    ("graphs",),
+    ("artifacts", "runtime", "find_blocks"),
+    ("compat", "cuda_libs", "extension", "quiet", "refusal", "source"),
+)
+"""The folders and modules of `ortlaunch.ort`, in the same way."""
 PUBLIC_NAMES = {
     "ortlaunch.registry": "ortlaunch.models.registry",
     "ortlaunch.wrapping": "ortlaunch.trainer.wrapping",
@@ -167,11 +179,11 @@ def test_no_modules_import_each_other_in_a_circle(lazy: bool) -> None:
         pytest.fail(f"{'a function imports' if lazy else 'imported'} in a circle: {' -> '.join(error.args[1])}")
 
 
-def layer_of(name: str) -> int:
-    """The line of `LAYERS` that a module stands on."""
+def layer_of(name: str, layers: tuple[tuple[str, ...], ...] = LAYERS) -> int:
+    """The line of the layers that a module stands on."""
     found = [
         number
-        for number, packages in enumerate(LAYERS)
+        for number, packages in enumerate(layers)
         if any(name == package or (package != "ortlaunch" and name.startswith(f"{package}.")) for package in packages)
     ]
     assert len(found) == 1, f"{name} needs a line of LAYERS, and of the table of layers in docs/architecture.md"
@@ -185,6 +197,18 @@ def test_imports_point_down_the_layers_only() -> None:
         for name, layer in layers.items()
         for other in imports(MODULES[name], lazy=True) & set(MODULES)
         if other != "ortlaunch" and layer_of(other) < layer
+    ]
+    assert above == []
+
+
+def test_imports_within_ort_point_down_its_folders_only() -> None:
+    layers = tuple(tuple(f"ortlaunch.ort.{name}" for name in names) for names in ORT)
+    inside = [name for name in MODULES if name.startswith("ortlaunch.ort.")]
+    above = [
+        f"{name} imports {other}"
+        for name in inside
+        for other in imports(MODULES[name], lazy=True) & set(inside)
+        if layer_of(other, layers) < layer_of(name, layers)
     ]
     assert above == []
 

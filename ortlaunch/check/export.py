@@ -15,13 +15,13 @@ from ortlaunch.data.batch import IDS, Batch, count, is_flat, joined, named, part
 from ortlaunch.models.task import Task
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.source import SourceLine, location
 from ortlaunch.ort.verify.fitting import Fitting
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
-from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.start import FRESH_BATCHES
 from ortlaunch.ort.verify.state import ModelState
-from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
+from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 
 _TRIES = 8
 """Passes over the same batch with which random decisions are detected."""

@@ -11,8 +11,8 @@ import torch
 from ortlaunch.check.report import Operator
 from ortlaunch.data.batch import Batch, mapped, named
 from ortlaunch.models.task import Task
+from ortlaunch.ort.source import location, place_in_stack, statement_at
 from ortlaunch.ort.verify.nested import named_tensors
-from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
 _ROOT = "_original_module"

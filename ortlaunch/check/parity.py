@@ -13,12 +13,13 @@ from ortlaunch.check.report import Parity
 from ortlaunch.models.task import Batch, loss_of
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.tracing.buffers import copied_buffers
 from ortlaunch.ort.verify.compare import compare_with_exact, relative_error
 from ortlaunch.ort.verify.comparison import TensorComparison
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.reference import Reference
-from ortlaunch.ort.verify.state import ModelState, copied_buffers, in_fp64, same_random_numbers, seed_all
+from ortlaunch.ort.verify.state import ModelState, in_fp64, same_random_numbers, seed_all
 
 STEPS = 3
 

@@ -16,7 +16,7 @@ from ortlaunch.check.operators import unsupported_operators
 from ortlaunch.export.forward import Forward, untouched
 from ortlaunch.models.task import Batch
 from ortlaunch.ort import compat
-from ortlaunch.ort.mends import symbolics
+from ortlaunch.ort.operators import symbolics
 from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.ort.mends import convolutions, normalization
+from ortlaunch.ort.graphs import corrections, normalization
 
 IR_VERSION = 10
 """The newest version that ONNX Runtime 1.19.2 reads; the installed onnx may write newer ones."""
@@ -62,7 +62,7 @@ def correct(model: ModelProto) -> None:
     Convolutions with implicit padding have a wrong gradient there and no dilation, and some chains of operators are
     taken for a normalization.
     """
-    convolutions.pad_explicitly(model.graph)
+    corrections.pad_explicitly(model.graph)
     normalization.avoid_fusion(model)
 
 

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import OrtZero3
 from ortlaunch.models import modes
-from ortlaunch.ort.verify.state import copied_buffers
+from ortlaunch.ort.tracing.buffers import copied_buffers
 
 _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -165,7 +165,8 @@ class OrtBlock:
 
     def _recomputed(self, signature: _Signature, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         # ORTModule can be imported only after the compatibility layer.
-        from ortlaunch.ort.mends import buffers, outputs
+        from ortlaunch.ort.module import outputs
+        from ortlaunch.ort.tracing import buffers
 
         run = _seeded(signature.ort_module)
         if not any(tensor.requires_grad for tensor in tensors):

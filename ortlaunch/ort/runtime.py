@@ -11,7 +11,6 @@ import numpy
 import torch
 
 from ortlaunch.ort.quiet import onnxruntime
-from ortlaunch.ort.verify.nested import NamedTensors
 
 _ERRORS_ALONE = 3
 
@@ -45,7 +44,7 @@ class Graph:
         self.inputs = tuple(one.name for one in self._session.get_inputs())
         self.outputs = tuple(one.name for one in self._session.get_outputs())
 
-    def __call__(self, batch: Mapping[str, torch.Tensor]) -> NamedTensors:
+    def __call__(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns the outputs by name; tensors of the batch that are no inputs are ignored."""
         feed = {name: batch[name].detach().numpy() for name in self.inputs}
         values = self._session.run(None, feed)

@@ -186,7 +186,7 @@ def export_origins(wrapped: torch.nn.Module) -> list[str]:
 
     The origins of several blocks follow each other. The list is empty if the cache is off.
     """
-    from ortlaunch.ort import cache
+    from ortlaunch.ort.module import cache
 
     ort_modules = [ort_module for part in _parts(wrapped).values() for ort_module in part]
     return [origin for ort_module in ort_modules for origin in cache.origins(ort_module)]
@@ -251,22 +251,22 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These imports need torch's exporter where the compatibility layer has just put it.
-    from ortlaunch.ort import cache
     from ortlaunch.ort.kernels import executor, gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
-    from ortlaunch.ort.mends import guard, saturation, steps, symbolics, torch_nodes
-    from ortlaunch.ort.mends import install as mends
+    from ortlaunch.ort.module import cache, guard, steps
+    from ortlaunch.ort.module import install as mends
+    from ortlaunch.ort.operators import forms, symbolics, torch_nodes
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
     mends.install()
     guard.note(model)
     kernels.register_gradients()
     torch_nodes.register_gradients()
-    saturation.register_gradients()
+    forms.register_gradients()
     compiled = extension.load_kernels() if torch_kernels else None
     if compiled is not None:
         executor.install(compiled)
-        gradient_graph.install()
+        mends.over_training_graphs(gradient_graph.simplify, device="cpu", priority=0)
         kernels.fuse_gelu(model)
     else:
         kernels.disable()

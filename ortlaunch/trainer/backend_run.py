@@ -16,7 +16,8 @@ from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.data.batch import Batch, moved
 from ortlaunch.models.task import Task
-from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
+from ortlaunch.ort.module.by_size import Sizes
+from ortlaunch.ort.verify.sizes import Evaluated, is_new, sizes_of
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
@@ -25,7 +26,7 @@ from ortlaunch.trainer.hooks import Hook
 from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
-    from ortlaunch.ort.mends.decisions import Decision
+    from ortlaunch.ort.tracing.decisions import Decision
     from ortlaunch.ort.verify.fitting import Fitting
 
 
@@ -119,7 +120,7 @@ class OrtRun(BackendRun):
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
-        from ortlaunch.ort.mends import decisions
+        from ortlaunch.ort.tracing import decisions
         from ortlaunch.ort.verify.blocks import block_findings
         from ortlaunch.ort.verify.fitting import Fitting
 
@@ -182,7 +183,7 @@ class OrtRun(BackendRun):
         Raises:
             RequestError: the value now decides otherwise.
         """
-        from ortlaunch.ort.mends import decisions
+        from ortlaunch.ort.tracing import decisions
 
         # On a GPU, a step's values are read when the next one has begun.
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
@@ -267,7 +268,7 @@ class OrtRun(BackendRun):
     ) -> None:
         """Compares a batch with values in Python that no comparison stands for yet, from the buffers of before it."""
         from ortlaunch.ort import session
-        from ortlaunch.ort.mends import buffers
+        from ortlaunch.ort.tracing import buffers
 
         decision, value = unverified[0]
         # With a graph for each block, there is no whole model to compare.
@@ -291,7 +292,7 @@ class OrtRun(BackendRun):
             RequestError: PyTorch's loss is another one.
         """
         from ortlaunch.ort import session
-        from ortlaunch.ort.mends import decisions
+        from ortlaunch.ort.tracing import decisions
         from ortlaunch.ort.verify.start import evaluation_error
 
         is_due = self._evaluated.is_due(batch)

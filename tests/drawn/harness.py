@@ -22,7 +22,8 @@ from ortlaunch.config.schema import Allow, BackendConfig, Config, EagerConfig, M
 from ortlaunch.config.trainers.single import SingleConfig
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.task import Batch, make_task
-from ortlaunch.ort import cache, session
+from ortlaunch.ort import session
+from ortlaunch.ort.module import cache
 from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.optimizers import SgdConfig
 from ortlaunch.trainer.schedules import ConstantConfig

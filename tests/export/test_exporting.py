@@ -209,7 +209,7 @@ def test_batch_norm_in_eval_mode_is_found_out(net, batches, tmp_path) -> None:
 def test_an_ortmodule_before_it_leaves_no_trace(net, batches, tmp_path) -> None:
     """What ORTModule registers for its own exports must not get into this one, and must be there again after it."""
     from ortlaunch.ort import session
-    from ortlaunch.ort.mends import symbolics
+    from ortlaunch.ort.operators import symbolics
 
     session.import_ortmodule()
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry

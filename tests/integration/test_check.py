@@ -268,7 +268,7 @@ def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(train, fold
 
 
 UNMENDED = """
-from ortlaunch.ort.mends import losses
+from ortlaunch.ort.operators import forms
 
 
 def as_onnxruntime_has_it(g, *arguments):
@@ -277,7 +277,7 @@ def as_onnxruntime_has_it(g, *arguments):
     return CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"](g, *arguments)
 
 
-losses.cross_entropy = as_onnxruntime_has_it
+forms.cross_entropy = as_onnxruntime_has_it
 """
 """Makes a model that aborts in onnxruntime."""
 

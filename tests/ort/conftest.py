@@ -13,7 +13,7 @@ import torch
 
 from ortlaunch.config.schema import OrtConfig, OrtZero3
 from ortlaunch.ort import session
-from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.tracing import decisions
 from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[..., torch.nn.Module]

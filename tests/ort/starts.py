@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import OrtConfig
-from ortlaunch.ort import cache, session
+from ortlaunch.ort import session
+from ortlaunch.ort.module import cache
 
 session.import_ortmodule()
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -20,8 +20,8 @@ from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow, OrtConfig, OrtZero3
 from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
+from ortlaunch.ort.module.python_values import changed, described
 from ortlaunch.ort.verify.blocks import block_findings
-from ortlaunch.ort.verify.python_values import changed, described
 from ortlaunch.ort.verify.trap import Finding
 from ortlaunch.trainer.backend_run import OrtRun
 from ortlaunch.trainer.workers import Workers

@@ -20,9 +20,10 @@ from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugCo
 from ortlaunch.models import modes
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
-from ortlaunch.ort import cache, session
+from ortlaunch.ort import session
+from ortlaunch.ort.module import cache
+from ortlaunch.ort.module.python_values import described
 from ortlaunch.ort.verify.blocks import block_findings
-from ortlaunch.ort.verify.python_values import described
 
 WHOSE_MASKS = pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch", "onnxruntime"])
 """Whose kernel, and so whose generator, draws dropout's masks; on CUDA always ONNX Runtime's."""

@@ -22,10 +22,11 @@ from onnx import numpy_helper
 from ortlaunch.config.schema import ModelConfig, OrtConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch, make_task
-from ortlaunch.ort import cache, session
-from ortlaunch.ort.kernels import shapes
+from ortlaunch.ort import session
+from ortlaunch.ort.module import cache
+from ortlaunch.ort.module.python_values import described
+from ortlaunch.ort.operators import shapes
 from ortlaunch.ort.verify.fitting import Fitting
-from ortlaunch.ort.verify.python_values import described
 from ortlaunch.ort.verify.reference import Reference
 from tests.ort.starts import Start
 

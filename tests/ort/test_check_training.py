@@ -29,7 +29,7 @@ from ortlaunch.base.errors import RequestError, TrainingError, WrongGradientsErr
 from ortlaunch.config.schema import Allow, OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
-from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.tracing import decisions
 from ortlaunch.ort.verify import gradients as gradients_module
 from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gradients import Errors, Gradients

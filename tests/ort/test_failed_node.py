@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from ortlaunch.ort.failed_node import failure
+from ortlaunch.ort.module.failed_node import failure
 from ortlaunch.ort.refusal import cause
 
 NATIVE = (

@@ -206,6 +206,112 @@ def convolutions(rng: random.Random) -> dict[str, Case]:
     return {f"transposed{rank}": case(rank) for rank in (1, 2, 3)}
 
 
+def words(rng: random.Random) -> dict[str, Case]:
+    """Convolutions with ``padding="same"``, of values that need a gradient too; and padding by a mode."""
+
+    def case(rank: int, padding: str = "same") -> Case:
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+        options: dict[str, Any] = {"padding": padding, "dilation": rng.randint(1, 2)}
+        layers = [
+            convolution(4, width, rng.randint(1, 4), groups=groups, **options)
+            for width, groups in ((4, 1), (8, rng.choice((1, 2, 4))))
+        ]
+        shape = (4, *(rng.randint(8, 10) for _ in range(rank)))
+        return Case(lambda x, one, other: other(torch.tanh(one(x))), [shape], modules=layers)
+
+    def padded(mode: str) -> Case:
+        layers = [nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode=mode)]
+        return Case(lambda x, layer: layer(x), [(2, 6, 7)], modules=[*layers])
+
+    return {
+        **{f"same{rank}_{number}": case(rank) for rank in (1, 2, 3) for number in range(2)},
+        "valid": case(2, "valid"),
+        **{mode: padded(mode) for mode in ("reflect", "replicate", "circular")},
+        "cut_off": Case(lambda x: functional.pad(x, (2, -1), mode="circular"), [(3, 5)]),
+        "cut_off_twice": Case(lambda x: functional.pad(x, (-1, 2, 1, -1), mode="circular"), [(3, 5, 6)]),
+        "by_a_size": Case(lambda x: functional.pad(x, (x.size(1) // 2, 1), mode="reflect"), [(3, 5)]),
+    }
+
+
+def products(_rng: random.Random) -> dict[str, Case]:
+    """Matrix products with vectors, and the sums with a product that the exporter lacks."""
+
+    def case(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Case:
+        return Case(lambda x, m: function(x, *m), modules=[nn.ParameterList(torch.randn(shape) for shape in shapes)])
+
+    return {
+        "matrix_by_vector": case(lambda x, w: x[0] @ w, (4,)),
+        "matrices_by_vector": case(lambda x, w: x @ w, (4,)),
+        "vector_by_matrix": case(lambda x, w: x[0, 0] @ w, (4, 3)),
+        "vector_by_matrices": case(lambda x, w: w @ x.mT, (4,)),
+        "vector_by_vector": case(lambda x, w: x[0, 0] @ w, (4,)),
+        "dot": case(lambda x, w: torch.dot(x[0, 0], w), (4,)),
+        "mv": case(lambda x, w: torch.mv(x[0], w), (4,)),
+        "linear_with_a_vector": case(functional.linear, (4,)),
+        "linear_of_vectors": case(lambda x, w: functional.linear(x[0, 0], w), (4,)),
+        "linear_of_a_vector": case(lambda x, w, b: functional.linear(x[0, 0], w, b), (3, 4), (3,)),
+        "addmv": case(lambda x, b, w: torch.addmv(b, x[0], w), (5,), (4,)),
+        "addmv_scaled": case(lambda x, w: torch.addmv(x[0, :, 0], x[0], w, beta=0.3, alpha=2), (4,)),
+        "addmv_of_a_number": case(lambda x, b, w: torch.addmv(b, x[0], w, alpha=-1), (1,), (4,)),
+        "addbmm": case(lambda x, b, w: torch.addbmm(b, x, w[: x.size(0)]), (5, 2), (3, 4, 2)),
+        "addbmm_scaled": case(lambda x, b, w: torch.addbmm(b, x, w[: x.size(0)], beta=0.5, alpha=3), (2,), (3, 4, 2)),
+        "column": case(lambda x, w: torch.linalg.cross((w @ x[0, :, :3, None])[..., 0], x[0, :, 1:]), (5, 3, 3)),
+        "addr": case(lambda x, b, w: torch.addr(x[0], b, w, beta=0.5), (5,), (4,)),
+    }
+
+
+def unflattened(rng: random.Random) -> dict[str, Case]:
+    """Sizes, one of which may be -1, and sizes of the batch."""
+
+    def case() -> Case:
+        sizes = list(rng.choice([(3, 4), (2, 6), (12, 1), (2, 2, 3)]))
+        if rng.random() < 0.5:
+            sizes[rng.randrange(len(sizes))] = -1
+        dim = rng.choice([1, 2, -1, -2])
+        return Case(lambda x: x.unflatten(dim, sizes).cumsum(-1), [(12, 12)])
+
+    return {
+        **{f"draw{number}": case() for number in range(6)},
+        "again": Case(lambda x: x.flatten(0, 1).unflatten(0, (x.shape[0], x.shape[1])).sin()),
+    }
+
+
+EDGES = ((-200.0, -30.0, -14.0, -1.0, 0.0, 1e-6), (6.0, 3.0, 14.0, 20.0, 30.0, 200.0))
+"""From far below to far above, with zero and the limits of relu6 among them."""
+
+
+def at_edges(_rng: random.Random) -> dict[str, Case]:
+    """Losses and activations that the exporter writes inexactly, or whose gradients differ at their limits."""
+    weights = torch.tensor([0.7, 0.5, 0.3, 0.04, 0.3, 2.0])
+    target = torch.tensor([[0.0, 1.0, 0.3, 1.0, 0.5, 0.0], [1.0, 0.0, 0.0, 1.0, 0.7, 1.0]])
+
+    def case(function: Callable[[Tensor], Tensor]) -> Case:
+        return Case(lambda x: function(torch.tensor(EDGES, dtype=x.dtype) * (1 + x - x.detach())), [(2, 6)])
+
+    def binary(reduction: str, weighted: str) -> Case:
+        def loss(x: Tensor) -> Tensor:
+            given = {weighted: weights.to(x.dtype)} if weighted else {}
+            like = target.to(x.dtype).expand_as(x)
+            return functional.binary_cross_entropy_with_logits(x, like, reduction=reduction, **given)
+
+        return case(loss)
+
+    def masked(join: Callable[..., Tensor]) -> Case:
+        return case(lambda x: torch.where(join(x > 0, x < 14), x, torch.zeros_like(x)))
+
+    return {
+        "logsigmoid": case(functional.logsigmoid),
+        "relu6": case(functional.relu6),
+        "hardtanh": case(lambda x: functional.hardtanh(x, -1.0, 1.0)),
+        **{
+            f"binary_{reduction}_{weighted}": binary(reduction, weighted)
+            for reduction in ("mean", "sum", "none")
+            for weighted in ("", "weight", "pos_weight")
+        },
+        **{name: masked(getattr(Tensor, f"__{name}__")) for name in ("and", "or", "xor")},
+    }
+
+
 def images(rng: random.Random) -> dict[str, Case]:
     volumes = {1: (4, 8), 2: (4, 8, 7), 3: (4, 8, 7, 6)}
     found = {
@@ -539,7 +645,7 @@ GROUPS = {
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
         *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded, of_zeros),
-        *(limited, squeezed, standardized, contracted),
+        *(limited, squeezed, standardized, contracted, words, products, unflattened, at_edges),
     )
 }
 
@@ -549,6 +655,26 @@ GROUPS = {
 def test_operators(to_ort: Wrap, group: str, draw: int) -> None:
     torch.manual_seed(draw)
     assert_as_in_fp64(to_ort, GROUPS[group](random.Random(f"{group} {draw}")), seed=draw)
+
+
+@pytest.mark.parametrize("torch_kernels", [False])
+@pytest.mark.parametrize("make", [products, unflattened, at_edges], ids=lambda make: make.__name__)
+def test_operators_with_the_kernels_of_onnxruntime(to_ort: Wrap, make: Callable[..., dict[str, Case]]) -> None:
+    """As on a GPU."""
+    torch.manual_seed(0)
+    assert_as_in_fp64(to_ort, make(random.Random(0)))
+
+
+def test_values_times_zero_are_ignored_as_in_torch(to_ort: Wrap) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmv(x[:, 0] / 0, x, self.weight, beta=0)
+
+    assert torch.isfinite(to_ort(Product())(torch.randn(3, 4))).all()
 
 
 def recurrent(rng: random.Random, kind: str, dropout: float = 0.0) -> nn.Module:

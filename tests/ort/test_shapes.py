@@ -71,7 +71,7 @@ def test_a_failed_inference_leaves_no_file(tmp_path: Path, monkeypatch: pytest.M
     session.import_ortmodule()
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    from ortlaunch.ort.kernels import shapes
+    from ortlaunch.ort.operators import shapes
 
     shapes.register()
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_batch_norm_keeps_the_sizes_of_its_input() -> None:
     session.import_ortmodule()
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
-    from ortlaunch.ort.kernels import shapes
+    from ortlaunch.ort.operators import shapes
 
     shapes.register()
     half, single = TensorProto.FLOAT16, TensorProto.FLOAT

@@ -48,7 +48,7 @@ def twins(wrap: Wrap) -> tuple[nn.Module, nn.Module]:
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the steps in which ORTModule itself hands all inputs to ONNX Runtime."""
     session.import_ortmodule()
-    from ortlaunch.ort.mends import install
+    from ortlaunch.ort.module import install
 
     # The corrections replace the same function, and do so once.
     install.install()

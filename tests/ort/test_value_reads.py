@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ortlaunch.ort.verify import value_reads
+from ortlaunch.ort.tracing import value_reads
 
 
 def trace(forward: Callable[[torch.Tensor], torch.Tensor]) -> list[value_reads.ValueRead]:

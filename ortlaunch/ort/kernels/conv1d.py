@@ -11,19 +11,11 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, step
 from ortlaunch.ort.kernels.sideways import source_of_size
-from ortlaunch.ort.kernels.traced import (
-    inputs_of,
-    integers,
-    is_vector,
-    operator_called,
-    places_of,
-    size_of,
-    widened,
-)
-from ortlaunch.ort.mends import exporters
-from ortlaunch.ort.mends.attention import known_size
+from ortlaunch.ort.operators import exporter
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import inputs_of, integers, is_vector, operator_called, places_of, size_of, widened
 
 CONV1D = "ortlaunch::conv1d"
 TRAINED = "ortlaunch::conv1d_trained"
@@ -39,7 +31,7 @@ def symbolic(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any)
     # The kernel sums the gradient of the bias over rows, which is only right for a vector. ONNX Runtime differentiates
     # such a node only if the gradient of its first input is needed.
     if not is_plain or not is_vector(bias, width) or not bias.requires_grad():
-        return exporters.symbolic("aten::addmm")(g, bias, values, weight, beta, alpha)
+        return exporter.symbolic("aten::addmm")(g, bias, values, weight, beta, alpha)
     source = _before_rows(values)
     inputs = [bias, values if source is None else source, weight]
     operator = TRAINED if all(x.requires_grad() for x in inputs) else CONV1D
@@ -84,17 +76,3 @@ def _is_size(place: Any, result: Any, axis: int) -> bool:
     source, same_axis = source_of_size(values, axis)
     same = [(result.debugName(), axis), (values.debugName(), axis), (source.debugName(), same_axis)]
     return size_of(place) in same
-
-
-def gradient() -> list[Any]:
-    """Returns the gradient of `CONV1D`; each input has a node of its own, as ORT omits those that it does not need."""
-    return [
-        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
-        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
-        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
-    ]
-
-
-def trained_gradient() -> list[Any]:
-    """Returns the gradient of `TRAINED`."""
-    return [step(f"{TRAINED}_backward", ["GO(0)", "I(1)", "I(2)"], ["GI(0)", "GI(1)", "GI(2)"])]

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
 from ortlaunch.ort.kernels.sideways import TURNED, part_size, sources, untransposed, whole
-from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, places_of, size_of
-from ortlaunch.ort.mends import attention, exporters
+from ortlaunch.ort.operators import attention, exporter
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP, constant, none
+from ortlaunch.ort.operators.traced import attribute, integers, operator_called, places_of, size_of
 
 ATTENTION = "ortlaunch::attention"
 PACKED = "ortlaunch::attention_packed"
@@ -50,7 +50,7 @@ def symbolic(
 ) -> Any:
     """Exports ``scaled_dot_product_attention`` as one node if our kernel supports it.
 
-    Otherwise it becomes many nodes (`ort.mends.attention`).
+    Otherwise it becomes many nodes (`ort.operators.attention`).
 
     The kernel supports fp32, and slowly fp64, of rank 4, and computes no gradient for the mask. The query must need a
     gradient: without it, ONNX Runtime would ask for none of the others.
@@ -102,7 +102,7 @@ def transpose(g: Any, x: Any, one: Any, other: Any) -> Any:
     sideways = _of_ours(x)
     if sideways is not None and {symbolic_helper._get_const(axis, "i", "dim") % 4 for axis in (one, other)} == {1, 2}:
         return sideways
-    return exporters.symbolic("aten::transpose")(g, x, one, other)
+    return exporter.symbolic("aten::transpose")(g, x, one, other)
 
 
 def reshaped(x: Any, shape: Any) -> Any | None:
@@ -145,24 +145,6 @@ def _views_of_parts(packed: Any) -> list[Any]:
     parts = [part for split in splits for part in split.outputs()]
     users = [use.user for part in parts for use in part.uses()]
     return [user.output() for user in users if user.kind() == "onnx::Reshape" and user.output().type().dim() == 4]
-
-
-def gradient() -> list[Any]:
-    """Returns the gradient of `ATTENTION`."""
-    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "O(2)", "I(3)", "I(4)", "I(5)", "I(6)"]
-    return [step(f"{ATTENTION}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
-
-
-def packed_gradient() -> list[Any]:
-    """Returns the gradient of `PACKED`."""
-    inputs = ["GO(0)", "I(0)", "O(0)", "O(1)", "O(2)", "I(1)", "I(2)", "I(3)", "I(4)", "I(5)"]
-    return [step(f"{PACKED}_backward", inputs, ["GI(0)"])]
-
-
-def sideways_gradient() -> list[Any]:
-    """Returns the gradient of `SIDEWAYS`."""
-    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "O(2)", *(f"I({index})" for index in range(3, 9))]
-    return [step(f"{SIDEWAYS}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
 
 
 def _takes(query: Any, key: Any, value: Any, mask: Any) -> bool:

@@ -11,21 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN, operator_of
+from ortlaunch.ort.graphs.nodes import ATEN, operator_of
 
 ADD_ROWS = "ortlaunch::add_embedding_gradient"
 ADD_OUTER = "ortlaunch::add_outer_gradient"
 _OURS = "ortlaunch::"
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-
-
-def install() -> None:
-    """Makes ORTModule simplify the graphs that it builds for the CPU from now on; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
-
-    registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
-    if not any(function is simplify for function, _, _ in registered):
-        GraphOptimizerRegistry.register("all", "cpu", 0, simplify)
 
 
 def simplify(graph: Any) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, step
-from ortlaunch.ort.kernels.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
-from ortlaunch.ort.mends import as_calls, broadcasting, exporters, torch_calls
-from ortlaunch.ort.mends.attention import known_size
+from ortlaunch.ort.operators import broadcasting, exporter, table, torch_calls
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP, constant
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
 
 RMS_NORM = "ortlaunch::rms_norm"
 SIGMOID = "ortlaunch::sigmoid"
@@ -26,10 +26,10 @@ def mul(g: Any, one: Any, other: Any) -> Any:
         found = _rms_norm(g, first, second) or _silu_product(g, first, second)
         if found is not None:
             return found
-    if as_calls.has_small_integers(one, other):
+    if table.has_small_integers(one, other):
         return torch_calls.exported(g, one, other)
     # The kernels broadcast by themselves.
-    return exporters.symbolic("aten::mul")(g, *broadcasting.whole(g, one, other))
+    return exporter.symbolic("aten::mul")(g, *broadcasting.whole(g, one, other))
 
 
 def rms_norm(g: Any, weight: Any, x: Any, epsilon: float) -> Any | None:
@@ -46,16 +46,6 @@ def rms_norm(g: Any, weight: Any, x: Any, epsilon: float) -> Any | None:
     output, _ = g.op(ATEN_OP, weight, x, constant(g, epsilon), operator_s=RMS_NORM, outputs=2)
     output.setType(x.type())
     return output
-
-
-def rms_norm_gradient() -> list[Any]:
-    """Returns the gradient of `RMS_NORM`."""
-    return [step(f"{RMS_NORM}_backward", ["GO(0)", "I(0)", "I(1)", "O(1)"], ["GI(0)", "GI(1)"])]
-
-
-def silu_product_gradient() -> list[Any]:
-    """Returns the gradient of `SILU_PRODUCT`."""
-    return [step(f"{SILU_PRODUCT}_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)", "GI(1)"])]
 
 
 def _rms_norm(g: Any, weight: Any, normalized: Any) -> Any | None:

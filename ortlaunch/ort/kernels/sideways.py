@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels.traced import (
+from ortlaunch.ort.operators import exporter
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import (
     attribute,
     half_size_of,
     inputs_of,
@@ -21,8 +23,6 @@ from ortlaunch.ort.kernels.traced import (
     size_of,
     without_casts,
 )
-from ortlaunch.ort.mends import exporters
-from ortlaunch.ort.mends.attention import known_size
 
 TURNED = [0, 2, 1, 3]
 """The permutation between [B, L, H, E] and [B, H, L, E]."""
@@ -212,12 +212,12 @@ def size(g: Any, x: Any, dim: Any = None) -> Any:
     axis = None if dim is None else symbolic_helper._maybe_get_const(dim, "i")
     rank = x.type().dim() if x.type().kind() == "TensorType" else None
     if not isinstance(axis, int) or not rank:
-        return exporters.symbolic("aten::size")(g, x, *([] if dim is None else [dim]))
+        return exporter.symbolic("aten::size")(g, x, *([] if dim is None else [dim]))
     source, place = source_of_size(x, axis % rank)
     number = part_size(source) if place == 3 else None
     if number is not None:
         return g.op("Constant", value_t=torch.tensor(number))
-    return exporters.symbolic("aten::size")(g, source, g.op("Constant", value_t=torch.tensor(place)))
+    return exporter.symbolic("aten::size")(g, source, g.op("Constant", value_t=torch.tensor(place)))
 
 
 def source_of_size(x: Any, axis: int) -> tuple[Any, int]:
@@ -239,7 +239,7 @@ def constant_chunk(g: Any, x: Any, chunks: int, dim: int) -> Any:
     rank = x.type().dim()
     width = _viewed_size(x, dim % rank) if rank else None
     if width is None or width % chunks:
-        return exporters.symbolic("prim::ConstantChunk")(g, x, chunks, dim)
+        return exporter.symbolic("prim::ConstantChunk")(g, x, chunks, dim)
     sizes = g.op("Constant", value_t=torch.tensor([width // chunks] * chunks))
     return g.op("Split", x, sizes, axis_i=dim % rank, outputs=chunks)
 

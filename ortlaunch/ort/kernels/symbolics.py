@@ -14,18 +14,17 @@ node only if that of its first input is needed, so weights come first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels import conv1d, fused_attention, products, shapes, sideways
-from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
-from ortlaunch.ort.kernels.traced import is_vector, rank_of, widened
-from ortlaunch.ort.mends import exporters, losses, saturation, vectors
-from ortlaunch.ort.mends import symbolics as mended
-from ortlaunch.ort.mends.attention import known_size
+from ortlaunch.ort.kernels import conv1d, fused_attention, products, sideways
+from ortlaunch.ort.operators import exporter, forms, shapes, standard
+from ortlaunch.ort.operators.aten_nodes import ATEN_OP, constant, gradient, none, step
+from ortlaunch.ort.operators.aten_nodes import register_gradients as register_node_gradients
+from ortlaunch.ort.operators.attention import known_size
+from ortlaunch.ort.operators.traced import is_vector, rank_of, widened
 
 _OPSET = 17
 _MEAN = 1
@@ -93,11 +92,7 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 
 def register_gradients() -> None:
     """Registers the gradients of these nodes with ORTModule; call it before ORTModule's constructor."""
-    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
-
-    operator, domain = ATEN
-    for name, gradient in _GRADIENTS.items():
-        CustomGradientRegistry.register(domain, operator, (name, ""), gradient)
+    register_node_gradients(_GRADIENTS)
     shapes.register()
 
 
@@ -124,23 +119,6 @@ def _layer_norm(g: Any, values: Any, shape: Any, weight: Any, bias: Any, eps: An
     return output
 
 
-def _layer_norm_gradient() -> list[Any]:
-    return [
-        ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
-        (
-            ATEN,
-            ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
-            ["GI(0)", "", ""],
-            {"operator": {"value": f"{_LAYER_NORM}_backward", "dtype": "string"}},
-        ),
-    ]
-
-
-def _affine_layer_norm_gradient() -> list[Any]:
-    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(1)", "O(2)"]
-    return [step(f"{_AFFINE_LAYER_NORM}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
-
-
 def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
@@ -148,14 +126,6 @@ def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     output = g.op(ATEN_OP, values, operator_s=_GELU_TANH if kind == "tanh" else _GELU)
     output.setType(values.type())
     return output
-
-
-def _gelu_gradient() -> list[Any]:
-    return [step(f"{_GELU}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
-
-
-def _gelu_tanh_gradient() -> list[Any]:
-    return [step(f"{_GELU_TANH}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
 
 
 def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
@@ -170,10 +140,6 @@ def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
     return output
 
 
-def _dropout_gradient() -> list[Any]:
-    return [step(f"{_DROPOUT}_backward", ["GO(0)", "O(1)", "I(1)"], ["GI(0)"])]
-
-
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
@@ -185,7 +151,7 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     )
     # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
-        return vectors.linear(g, values, weight, bias)
+        return standard.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
     operator = _LINEAR_BIAS if has_bias else _LINEAR
     if all(x.requires_grad() for x in inputs):
@@ -195,36 +161,11 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     return output
 
 
-def _linear_gradient() -> list[Any]:
-    return [_grad_weight("I(1)"), step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
-
-
-def _linear_bias_gradient() -> list[Any]:
-    # Each input has a node of its own, because ORT omits the nodes of inputs that need no gradient.
-    return [
-        _grad_weight("I(2)"),
-        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
-        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
-    ]
-
-
-def _linear_trained_gradient() -> list[Any]:
-    return [step(f"{_LINEAR}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)", "GI(1)"])]
-
-
-def _linear_bias_trained_gradient() -> list[Any]:
-    return [step(f"{_LINEAR_BIAS}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(2)"], ["GI(0)", "GI(1)", "GI(2)"])]
-
-
-def _grad_weight(values: str) -> Any:
-    return step("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
-
-
 def _reshape(g: Any, x: Any, shape: Any) -> Any:
     """Exports ``reshape`` and ``view``; nothing is left of one that gives a result of ours the shape that it has."""
     same = fused_attention.reshaped(x, shape)
     same = conv1d.restored(x, shape) if same is None else same
-    return exporters.symbolic("aten::reshape")(g, x, shape) if same is None else same
+    return exporter.symbolic("aten::reshape")(g, x, shape) if same is None else same
 
 
 def _cross_entropy(
@@ -241,14 +182,10 @@ def _cross_entropy(
         and target.type().scalarType() == "Long"
     )
     if not usual:
-        return losses.cross_entropy(g, logits, target, weight, reduction, ignore_index, label_smoothing)
+        return forms.cross_entropy(g, logits, target, weight, reduction, ignore_index, label_smoothing)
     loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
     loss.setType(logits.type().with_sizes([]))
     return loss
-
-
-def _cross_entropy_gradient() -> list[Any]:
-    return [step(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "I(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
 
 
 def _rms_norm(g: Any, values: Any, shape: Any, weight: Any, eps: Any) -> Any:
@@ -260,15 +197,15 @@ def _rms_norm(g: Any, values: Any, shape: Any, weight: Any, eps: Any) -> Any:
         is_given = not symbolic_helper._is_none(eps)
         epsilon = symbolic_helper._get_const(eps, "f", "eps") if is_given else torch.finfo(dtype).eps
         output = products.rms_norm(g, weight, values, epsilon)
-    return mended.rms_norm(g, values, shape, weight, eps) if output is None else output
+    return standard.rms_norm(g, values, shape, weight, eps) if output is None else output
 
 
 _SYMBOLICS = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::layer_norm": _layer_norm,
     "aten::gelu": _gelu,
-    "aten::sigmoid": partial(saturation.called, products.SIGMOID),
-    "aten::silu": partial(saturation.called, products.SILU),
+    "aten::sigmoid": partial(forms.called, products.SIGMOID),
+    "aten::silu": partial(forms.called, products.SILU),
     "aten::dropout": _dropout,
     "aten::linear": _linear,
     "aten::addmm": conv1d.symbolic,
@@ -282,26 +219,50 @@ _SYMBOLICS = {
     "prim::ConstantChunk": sideways.constant_chunk,
 }
 
-_GRADIENTS: dict[str, Callable[[], list[Any]]] = {
-    fused_attention.ATTENTION: fused_attention.gradient,
-    fused_attention.PACKED: fused_attention.packed_gradient,
-    fused_attention.SIDEWAYS: fused_attention.sideways_gradient,
-    products.RMS_NORM: products.rms_norm_gradient,
-    products.SIGMOID: partial(saturation.sigmoid_gradient, products.SIGMOID),
-    products.SILU: partial(saturation.silu_gradient, products.SILU),
-    products.SILU_PRODUCT: products.silu_product_gradient,
-    _LAYER_NORM: _layer_norm_gradient,
-    _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,
-    _GELU: _gelu_gradient,
-    _GELU_TANH: _gelu_tanh_gradient,
-    _DROPOUT: _dropout_gradient,
-    _LINEAR: _linear_gradient,
-    _LINEAR_BIAS: _linear_bias_gradient,
-    _LINEAR + _TRAINED: _linear_trained_gradient,
-    _LINEAR_BIAS + _TRAINED: _linear_bias_trained_gradient,
-    conv1d.CONV1D: conv1d.gradient,
-    conv1d.TRAINED: conv1d.trained_gradient,
-    _CROSS_ENTROPY: _cross_entropy_gradient,
+_GRADIENTS = {
+    **{
+        operator: gradient(operator, inputs, count)
+        for operator, inputs, count in (
+            (fused_attention.ATTENTION, "GO(0) I(0) I(1) I(2) O(0) O(1) O(2) I(3) I(4) I(5) I(6)", 3),
+            (fused_attention.PACKED, "GO(0) I(0) O(0) O(1) O(2) I(1) I(2) I(3) I(4) I(5)", 1),
+            (fused_attention.SIDEWAYS, "GO(0) I(0) I(1) I(2) O(0) O(1) O(2) I(3) I(4) I(5) I(6) I(7) I(8)", 3),
+            (products.RMS_NORM, "GO(0) I(0) I(1) O(1)", 2),
+            (products.SIGMOID, "GO(0) O(0)", 1),
+            (products.SILU, "GO(0) I(0)", 1),
+            (products.SILU_PRODUCT, "GO(0) I(0) I(1)", 2),
+            (_AFFINE_LAYER_NORM, "GO(0) I(0) I(1) I(2) O(1) O(2)", 3),
+            (_GELU, "GO(0) I(0)", 1),
+            (_GELU_TANH, "GO(0) I(0)", 1),
+            (_DROPOUT, "GO(0) O(1) I(1)", 1),
+            (_LINEAR + _TRAINED, "GO(0) I(0) I(1)", 2),
+            (_LINEAR_BIAS + _TRAINED, "GO(0) I(0) I(2)", 3),
+            (conv1d.TRAINED, "GO(0) I(1) I(2)", 3),
+            (_CROSS_ENTROPY, "GO(0) I(0) O(1) O(2) I(1) I(2)", 1),
+        )
+    },
+    _LAYER_NORM: [
+        ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
+        step(
+            f"{_LAYER_NORM}_backward",
+            ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
+            ["GI(0)", "", ""],
+        ),
+    ],
+    # Each input has a node of its own, because ORT omits the nodes of inputs that need no gradient.
+    _LINEAR: [
+        step("ortlaunch::linear_grad_weight", ["GO(0)", "I(1)"], ["GI(0)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"]),
+    ],
+    _LINEAR_BIAS: [
+        step("ortlaunch::linear_grad_weight", ["GO(0)", "I(2)"], ["GI(0)"]),
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
+    ],
+    conv1d.CONV1D: [
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
+        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
+        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
+    ],
 }
 
 
@@ -309,7 +270,7 @@ def rate_inputs() -> dict[str, int]:
     """Returns the operators with dropout and those of their gradients, with the index of the input with the rate."""
     found = dict(RATES)
     for name, index in RATES.items():
-        for _, inputs, _, attributes in _GRADIENTS[name]():
+        for _, inputs, _, attributes in _GRADIENTS[name]:
             if f"I({index})" in inputs:
                 found[attributes["operator"]["value"]] = inputs.index(f"I({index})")
     return found

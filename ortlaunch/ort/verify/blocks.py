@@ -19,13 +19,15 @@ from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import Allow
 from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort import cache, session
+from ortlaunch.ort import session
 from ortlaunch.ort.blocks import OrtBlock, attached
-from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.module import cache
+from ortlaunch.ort.module.by_size import Sizes
+from ortlaunch.ort.tracing import decisions
 from ortlaunch.ort.verify.beside import beside
 from ortlaunch.ort.verify.block_errors import BlockTask, gradients_error, outputs_error
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.sizes import Evaluated, Sizes, is_new, sizes_of
+from ortlaunch.ort.verify.sizes import Evaluated, is_new, sizes_of
 from ortlaunch.ort.verify.start import QuickCheck
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from ortlaunch.ort import session
-from ortlaunch.ort.graph_nodes import nodes_of
+from ortlaunch.ort.graphs.nodes import nodes_of, operator_of
 from ortlaunch.ort.kernels import symbolics as kernels
-from ortlaunch.ort.kernels.aten_nodes import operator_of
-from ortlaunch.ort.mends import randomness
+from ortlaunch.ort.module import randomness
 
 _OFF, _EXACTLY_OFF = "ortlaunch_no_rate", "ortlaunch_exactly_no_rate"
 _RATES = {
@@ -82,7 +81,7 @@ def _switch_off(graph: Any) -> bool:
     """Sets all rates to zero; returns whether there were any."""
     from onnx import TensorProto, helper
 
-    from ortlaunch.ort.mends import noise
+    from ortlaunch.ort.operators import noise
 
     ours = kernels.rate_inputs()
     found = False

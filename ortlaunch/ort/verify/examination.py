@@ -10,14 +10,14 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.source import SourceLine, location, statement_at
 from ortlaunch.ort.verify.gap import Gap
 from ortlaunch.ort.verify.gradients import Errors, Gradients
 from ortlaunch.ort.verify.moved_weights import moved_weights
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.python_state import PythonChange
-from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState
-from ortlaunch.ort.verify.trace import TraceWarning, location, statement_at
+from ortlaunch.ort.verify.trace import TraceWarning
 
 WIDER = 10.0
 """Factor between these tolerances and those of ``ortlaunch check``. An error on another batch must also exceed the

@@ -12,11 +12,11 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.data.batch import named
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort import cache
-from ortlaunch.ort.graphs import Graphs
-from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.module import cache
+from ortlaunch.ort.module.by_size import Graphs, Sizes
+from ortlaunch.ort.tracing import decisions
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.sizes import Sizes, is_new, resized, sizes_of
+from ortlaunch.ort.verify.sizes import is_new, resized, sizes_of
 from ortlaunch.ort.verify.start import QuickCheck, evaluation_error
 from ortlaunch.ort.verify.trace import TraceWarning
 from ortlaunch.ort.verify.trap import Finding

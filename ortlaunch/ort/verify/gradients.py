@@ -29,8 +29,8 @@ import torch
 from ortlaunch.data.batch import Batch, named
 from ortlaunch.models.task import Task
 from ortlaunch.ort import session
-from ortlaunch.ort.mends import decisions
-from ortlaunch.ort.mends.checkpoints import without_reentrance
+from ortlaunch.ort.tracing import decisions
+from ortlaunch.ort.tracing.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import Comparing, is_as_good, relative_error, worst_first
 from ortlaunch.ort.verify.comparison import TensorDifference
 from ortlaunch.ort.verify.dropout_off import dropout_off

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ortlaunch.ort import session
-from ortlaunch.ort.graph_nodes import nodes_of
+from ortlaunch.ort.graphs.nodes import nodes_of
 from ortlaunch.ort.kernels import symbolics as kernels
 
 
@@ -53,7 +53,7 @@ def _switch_dropout_off(graph: Any) -> None:
     """Switches all forms of dropout off: ONNX's own operator, our kernels in ATen nodes, and masks."""
     from onnx import TensorProto, helper
 
-    from ortlaunch.ort.mends import noise
+    from ortlaunch.ort.operators import noise
 
     off, nothing, exactly = "ortlaunch_dropout_off", "ortlaunch_no_share", "ortlaunch_exactly_nothing"
     graph.initializer.append(helper.make_tensor(exactly, TensorProto.INT64, [1], noise.NO_RATE))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ortlaunch.models import modes
-from ortlaunch.ort.verify.python_values import described
+from ortlaunch.ort.module.python_values import described
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import torch
 from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
-from ortlaunch.ort.mends.checkpoints import without_reentrance
+from ortlaunch.ort.source import SourceLine
+from ortlaunch.ort.tracing.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.python_state import EVALUATED, PythonChange, python_change
-from ortlaunch.ort.verify.reference import Reference, SourceLine
+from ortlaunch.ort.verify.reference import Reference
 from ortlaunch.ort.verify.state import (
     ModelState,
     copied,

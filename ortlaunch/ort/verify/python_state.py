@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from ortlaunch.ort.module.python_values import NOT_DESCRIBED, SEEN, described
+from ortlaunch.ort.module.python_values import changed as is_changed
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.kept import Kept, kept
 from ortlaunch.ort.verify.later import TIMES, is_later_different
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.python_values import NOT_DESCRIBED, SEEN, described
-from ortlaunch.ort.verify.python_values import changed as is_changed
 from ortlaunch.ort.verify.uses import CodePlace, Uses
 
 _ROUNDING = 1e-6

@@ -8,11 +8,10 @@ import torch
 
 from ortlaunch.base.counting import is_power_of_two
 from ortlaunch.data.batch import Batch, is_flat, named
+from ortlaunch.ort.module.by_size import Sizes
 
 _MOST = 32
 """Sizes that are compared; data may have other ones in every step."""
-
-Sizes = tuple[tuple[int, ...], ...]
 
 
 def sizes_of(batch: Batch) -> Sizes:

@@ -19,11 +19,12 @@ import torch
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
-from ortlaunch.ort import cache, session
-from ortlaunch.ort.failed_node import failure
-from ortlaunch.ort.mends import failed_export
-from ortlaunch.ort.mends.checkpoints import without_reentrance
+from ortlaunch.ort import session
+from ortlaunch.ort.module import cache
+from ortlaunch.ort.module.failed_node import failure
 from ortlaunch.ort.refusal import cause
+from ortlaunch.ort.tracing import failed_export
+from ortlaunch.ort.tracing.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import is_as_good, relative_error
 from ortlaunch.ort.verify.examination import WIDER, Examination
 from ortlaunch.ort.verify.gap import widest

@@ -12,7 +12,6 @@ import numpy
 import torch
 
 from ortlaunch.data.batch import Batch, mapped
-from ortlaunch.ort.verify.nested import NamedTensors
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -78,11 +77,6 @@ def _later(now: torch.Tensor | None, before: torch.Tensor | None) -> torch.Tenso
     if now is None or before is None or now.shape != before.shape or now.dtype != before.dtype:
         return before
     return before if torch.equal(now, before) else now.detach().clone()
-
-
-def copied_buffers(model: torch.nn.Module) -> NamedTensors:
-    """Returns copies of the current buffers by name."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
 def copied(batch: Batch) -> Batch:

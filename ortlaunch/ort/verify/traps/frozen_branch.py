@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ortlaunch.ort.source import SourceLine
 from ortlaunch.ort.verify.examination import Examination
-from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.trap import trap
 
 
