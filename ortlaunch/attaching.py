@@ -27,7 +27,7 @@ from ortlaunch.launch.folder import journal_start, write_run_folder, written
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import default_name, make_plan, plan_in
 from ortlaunch.run import claim
-from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
@@ -96,22 +96,24 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
     launcher = LocalConfig(nodes=workers.world_size // node, workers_per_node=node)
     fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(RunConfig)}
     command = _command()
+    arguments = ("--", *command)
     script = ScriptConfig(command=command, folder=str(Path.cwd()))
     asked = trackers.resolved(ScriptRun(**{**fields, "launcher": launcher}, script=script), Path.cwd())
     if folder is None:
-        plan = make_plan(asked)
+        plan = make_plan(asked, arguments=arguments)
         make_run_folder(plan.run_dir)
     else:
         run = Run(folder)
         run.require(run.config_file)
         name, attempts = asked.name or default_name(asked), run.state().attempts
         plan = plan_in(asked, folder, RunKey.of_folder(folder.name).run_id, name, attempts)
+        plan = dataclasses.replace(plan, arguments=arguments)
     with written(plan):
         own_claim = claim.take(plan.files)
-        write_run_folder(plan, asked, ["--", *command], Start(sys.orig_argv))
+        write_run_folder(plan, Start(sys.orig_argv))
         journal = plan.files.journal(is_patient=True)
         plan.files.note_launcher()
-    journal_start(journal, plan, asked)
+    journal_start(journal, plan)
     print(f"run folder: {plan.run_dir}", flush=True)
     failed: list[str] = []
     before = sys.excepthook
@@ -123,10 +125,8 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
     def close() -> None:
         for text in failed[:1]:
             journal.failure(workers.rank, socket.gethostname(), text)
-        journal_goodput(journal)
-        is_stopped = plan.stopped.exists()
-        journal.end("FAILED" if failed else "KILLED" if is_stopped else "FINISHED")
-        own_claim.release(journal.unwritten_end)
+        is_stopped = plan.files.stopped_file.exists()
+        end_run(plan.files, journal, "FAILED" if failed else "KILLED" if is_stopped else "FINISHED", own_claim.release)
 
     sys.excepthook = note
     atexit.register(close)

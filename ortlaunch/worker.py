@@ -127,11 +127,6 @@ def work(run_dir: Path) -> None:
 
     workers = join(config, resolve_device(config.device))
     times.lap("startup/rendezvous_seconds")
-    if config.launcher.tries_connections:
-        from ortlaunch.trainer.preflight import meet, note
-
-        note(meet(workers), workers, run_dir)
-        times.lap("startup/preflight_seconds")
 
     from ortlaunch.trainer.run import train_run
 

@@ -132,6 +132,12 @@ def test_the_package_uses_nothing_of_a_test() -> None:
     assert users_of("unittest") | users_of("pytest") == set()
 
 
+def test_one_function_ends_a_run() -> None:
+    """Whoever ends it, its account, its claim and its sweep are dealt with. `run/run.py` journals an end of before."""
+    users = {name for name, path in MODULES.items() if "journal.end(" in path.read_text()}
+    assert users == {f"ortlaunch.run.{name}" for name in ("ending", "run", "sweep")}
+
+
 def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
     graph = {name: imports(path, lazy=False) for name, path in MODULES.items()}
     for start in MODULES:
@@ -200,7 +206,11 @@ def test_public_names_are_what_they_pass_on_and_nothing_here_uses_them() -> None
 
 def test_only_the_run_package_names_the_files_of_a_run_folder() -> None:
     run = Run(Path("folder"))
-    paths = [getattr(run, name) for name, value in vars(Run).items() if isinstance(value, property)]
+    paths = [
+        getattr(run, name)
+        for name, value in vars(Run).items()
+        if not name.startswith("_") and hasattr(value, "__get__")
+    ]
     names = {path.name for path in paths if isinstance(path, Path) and path.parent == run.path}
     # These are words elsewhere too: a verb, an option, a label. The configuration tree and exports have a config.yaml.
     names -= {"logs", "weights", "onnx", "profile", "preflight", "failures", "checkpoints", "config.yaml"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import psutil
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which schedulers warn a job that its end is near."""
 _PR_SET_PDEATHSIG = 1
+_BELOW = "ORTLAUNCH_BELOW"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,6 +28,24 @@ def be_first_to_die() -> None:
     """Asks the kernel to end this process, and what it starts, before others when the memory is used up."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+class Mark:
+    """A word in the environment of all that a program starts: by it what has left its tree and session is found."""
+
+    def __init__(self) -> None:
+        self._word = f"{os.getpid()}-{time.monotonic_ns()}"
+
+    def variables(self) -> dict[str, str]:
+        """Returns the variable for the program's children. It also has the words of programs that this one is below."""
+        return {_BELOW: " ".join([*os.environ.get(_BELOW, "").split(), self._word])}
+
+    def processes(self) -> Iterator[psutil.Process]:
+        """Yields this user's processes with the word. Others hide their environment."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if self._word in process.environ().get(_BELOW, "").split():
+                    yield process
 
 
 def tree(roots: Iterable[int], proc: Path = Path("/proc")) -> set[int]:

@@ -1,7 +1,7 @@
 """Removes secrets from what is written and printed. No other module decides what a secret is.
 
-A secret is told by the name that it is given under (`is_secret`), by its shape (`token_shapes`), by its place in a URL,
-or because an environment variable with a secret's name holds it.
+A secret is told by the name that it is given under (`is_secret`), by its place in a URL, or because an environment
+variable with a secret's name holds it; some tokens and private keys also by their shape.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
-
-from ortlaunch.base.token_shapes import PRIVATE_KEY, WEBHOOK, without_shapes
 
 CARRIER = "ORTLAUNCH_SECRETS"
 """The environment variable that carries hidden values of a configuration to workers and jobs, as JSON by dotted key."""
@@ -35,89 +33,26 @@ _JOINED = re.compile(
 )
 """Words that are written together, such as SSHPASS. COMPASS and BYPASS are none."""
 _BEFORE_KEY = frozenset(
-    [
-        "access",
-        "account",
-        "admin",
-        "api",
-        "app",
-        "auth",
-        "aws",
-        "azure",
-        "client",
-        "crypt",
-        "decryption",
-        "deploy",
-        "encrypt",
-        "encryption",
-        "gcp",
-        "hmac",
-        "host",
-        "license",
-        "master",
-        "openai",
-        "private",
-        "rsa",
-        "secret",
-        "service",
-        "session",
-        "shared",
-        "sign",
-        "signing",
-        "ssh",
-        "storage",
-        "subscription",
-        "tls",
-        "wandb",
-        "webhook",
-    ]
+    (
+        *("access", "account", "admin", "api", "app", "auth", "aws", "azure", "client", "crypt", "decryption"),
+        *("deploy", "encrypt", "encryption", "gcp", "hmac", "host", "license", "master", "openai", "private"),
+        *("rsa", "secret", "service", "session", "shared", "sign", "signing", "ssh", "storage", "subscription"),
+        *("tls", "wandb", "webhook"),
+    )
 )
 _OTHERS = {
     "token": frozenset(
-        [
-            "audio",
-            "begin",
-            "bos",
-            "cls",
-            "decoder",
-            "end",
-            "eos",
-            "eot",
-            "image",
-            "mask",
-            "new",
-            "next",
-            "pad",
-            "per",
-            "prefix",
-            "sep",
-            "special",
-            "start",
-            "stop",
-            "suffix",
-            "text",
-            "unk",
-            "video",
-            "word",
-        ]
+        (
+            *("audio", "begin", "bos", "cls", "decoder", "end", "eos", "eot", "image", "mask", "new", "next"),
+            *("pad", "per", "prefix", "sep", "special", "start", "stop", "suffix", "text", "unk", "video"),
+            *("word"),
+        )
     ),
     "pass": frozenset(
-        [
-            "all",
-            "backward",
-            "band",
-            "by",
-            "first",
-            "forward",
-            "high",
-            "low",
-            "multi",
-            "one",
-            "second",
-            "single",
-            "two",
-            "under",
-        ]
+        (
+            *("all", "backward", "band", "by", "first", "forward", "high", "low", "multi", "one", "second"),
+            *("single", "two", "under"),
+        )
     ),
 }
 """Words before ``token`` and ``pass`` with which these are no secrets."""
@@ -126,6 +61,20 @@ _PLACES = frozenset(("file", "path", "dir", "folder"))
 _QUALIFIERS = frozenset(["b", "base", "new", "old", "prod", "dev", "staging", "value", "raw", "string", "env"])
 """Words at the end of a name that say which form or copy of a secret it has (``b`` is that of b64)."""
 
+_TOKEN = (
+    r"(?<![A-Za-z0-9])(?:ort_[\w-]{43}|gh[oprsu]_\w{16,}|github_pat_\w{16,}|gl[a-z]{2,5}-[\w.-]{16,}|hf_\w{16,}|"
+    r"sk-(?=[\w-]*[A-Z0-9])[\w-]{16,}|xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{8,}|AIza[\w-]{35}|nvapi-[\w-]{16,}|"
+    r"wandb_v1_\w{16,}|dapi[0-9a-f]{32}\w*|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)*|"
+    r"A(?:KI|SI)A[A-Z0-9]{16}(?:[:\s,;/]+[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=]))?)"
+)
+"""Tokens of ortlaunch serve, GitHub, GitLab, Hugging Face, OpenAI and Anthropic, Slack, Google, NVIDIA, Databricks and
+Weights & Biases, a JSON Web Token (RFC 7519), and AWS's id, which its secret key often follows."""
+_PRIVATE_KEY = (
+    r"(?s)(-----BEGIN[A-Z0-9 ]* PRIVATE KEY(?: BLOCK)?-----)(.*?)(?=-----END[A-Z0-9 ]* PRIVATE KEY(?: BLOCK)?-----|\Z)"
+)
+"""A private key (RFC 7468; PGP: RFC 9580): its first line, and all before its last line, or the rest of the text."""
+_WEBHOOK = r"(hooks\.slack\.com/(?:services|workflows)/|discord(?:app)?\.com/api/webhooks/)[^\s'\"]+"
+"""The address of a webhook, which needs no other secret; the first group is what may be shown."""
 _URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"
 _AUTHORIZATION = (
     r"(?i)\b(bearer|basic)(\s+)(?=\S*[0-9+/_=.]|\S{16})[A-Za-z0-9+/._~=-]{8,}|"
@@ -230,12 +179,12 @@ def without_tokens(text: str, environment: Mapping[str, str] | None = None) -> s
     for value in _environment_secrets(os.environ if environment is None else environment):
         text = text.replace(value, _MARK)
     if "-----BEGIN" in text:
-        text = re.sub(PRIVATE_KEY, lambda found: found[1] + _masked_lines(found[2]), text)
+        text = re.sub(_PRIVATE_KEY, lambda found: found[1] + _masked_lines(found[2]), text)
     if "://" in text:
         text = re.sub(_URL, lambda found: redacted(found.group()), text)
         if "hooks.slack.com/" in text or "discord" in text:
-            text = re.sub(WEBHOOK, rf"\1{_MARK}", text)
-    return without_shapes(text, _MARK)
+            text = re.sub(_WEBHOOK, rf"\1{_MARK}", text)
+    return re.sub(_TOKEN, _MARK, text)
 
 
 def without_secrets_of(name: str, value: str) -> str:
@@ -359,7 +308,7 @@ def redacted(uri: str) -> str:
     before, credentials, after = _parts(uri)
     if credentials:
         user, colon, _ = credentials.partition(":")
-        before += f"{without_shapes(user, _MARK)}:{_MARK}@" if colon else f"{_MARK}@"
+        before += f"{re.sub(_TOKEN, _MARK, user)}:{_MARK}@" if colon else f"{_MARK}@"
     return re.sub(_PARAMETER, _hidden_parameter, before + after)
 
 

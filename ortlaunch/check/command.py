@@ -98,7 +98,7 @@ def look(config: Config, *, with_cost: bool, quiet: bool, timeout: float | None 
         RequestError: that process refused the request, ended early, or did not end in time.
     """
     config = prepared(config)
-    variables = node_part(make_plan(config), config).start.environment | trackers.worker_environment(config)
+    variables = node_part(make_plan(config)).start.environment | trackers.worker_environment(config)
     return report_of(
         "check",
         config,

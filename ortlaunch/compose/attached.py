@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.overrides import quoted
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config, ModelConfig, OptimizerConfig, RunConfig
+from ortlaunch.config.schema import Config, ModelConfig, OptimizerConfig, RunConfig, ScriptRun
 
 KEY = "script.attach"
 """Where a run keeps these keys."""
@@ -52,6 +53,31 @@ def kept(word: str) -> str:
     key, _, value = word.partition("=")
     # A choice of an option is kept as its name.
     return f"{KEY}.{key}{'' if '.' in key or key == 'seed' else '.name'}={value}"
+
+
+def words_beside(words: list[str]) -> list[str]:
+    """The words beside a script, with those of `ortlaunch.attach()` as the run keeps them.
+
+    Raises:
+        RequestError: a key belongs to ortlaunch's own loop, in whose place a script has its own.
+    """
+    words = [kept(word) if is_for_attach(word) else word for word in words]
+    of_loop = Config.__dataclass_fields__.keys() - RunConfig.__dataclass_fields__.keys()
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0].partition(".")[0]
+        if key in of_loop and not word.startswith("-"):
+            raise RequestError(
+                f"{word}: {key} is a key of ortlaunch's own loop: give the script what it takes, after --"
+            )
+    return words
+
+
+def with_command(config: RunConfig, command: list[str] | None) -> RunConfig:
+    """The configuration of a run whose workers are a script, with the script's command, which starts in this folder."""
+    if command is None or not isinstance(config, ScriptRun):
+        return config
+    script = dataclasses.replace(config.script, command=command, folder=str(Path.cwd()))
+    return dataclasses.replace(config, script=script)
 
 
 def words_of(attach: Mapping[str, Any]) -> list[str]:

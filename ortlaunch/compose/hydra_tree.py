@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
-from ortlaunch.compose.composing import CONFIG, VERSION_BASE, composed, spare_hydra
+from ortlaunch.compose.composing import CONFIG, VERSION_BASE, composed
 from ortlaunch.compose.hydra_options import register_options, sets_hydra
 from ortlaunch.compose.overrides import check_overrides, no_runs
 from ortlaunch.config.backends import DEFAULT, why_default
@@ -45,9 +45,6 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], object], r
     if _are_keys_alone(arguments):
         _call_with_tree(arguments, task, root)
         return
-    if (keys := _keys_to_show(arguments)) is not None:
-        _show(keys, root)
-        return
     # The parser of options is imported for them alone.
     import hydra
 
@@ -61,7 +58,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], object], r
     os.environ["HYDRA_FULL_ERROR"] = "1"
     watched = _Task(task)
     try:
-        with _public_output(shows=bool(options.cfg or options.info)), _composed_once(arguments):
+        with _public_output(shows=bool(options.cfg or options.info)):
             hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name=root)(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
@@ -83,23 +80,6 @@ def _are_keys_alone(arguments: list[str]) -> bool:
     return all("=" in word and not word.startswith("-") for word in arguments) and not sets_hydra(arguments)
 
 
-def _keys_to_show(arguments: list[str]) -> list[str] | None:
-    """The keys of a command line that has ``--cfg job`` and keys alone; None for every other one."""
-    at = arguments.index("--cfg") if arguments.count("--cfg") == 1 else len(arguments)
-    keys = arguments[:at] + arguments[at + 2 :]
-    return keys if arguments[at + 1 : at + 2] == ["job"] and _are_keys_alone(keys) else None
-
-
-def _show(words: list[str], root: str) -> None:
-    """Prints the composed configuration, as Hydra's ``--cfg job`` does. Hydra would take a fifth longer.
-
-    Raises:
-        RequestError: the configuration does not compose.
-    """
-    with _public_output(shows=True):
-        sys.stdout.write(OmegaConf.to_yaml(_without_hydra(_composed(words, root))))
-
-
 def _call_with_tree(words: list[str], task: Callable[[DictConfig], object], root: str) -> None:
     """Composes once and calls the task, as Hydra's program would. That would copy the configuration several times.
 
@@ -112,25 +92,6 @@ def _call_with_tree(words: list[str], task: Callable[[DictConfig], object], root
     # `multirun_task` and `backend_reason` read it.
     HydraConfig.instance().set_config(tree)
     task(_without_hydra(tree))
-
-
-@contextlib.contextmanager
-def _composed_once(arguments: list[str]) -> Iterator[None]:
-    """Lets Hydra compose the configuration once where its key `hydra.mode` cannot be set.
-
-    Hydra composes the whole configuration to read this key, and again to run.
-    """
-    from hydra._internal.hydra import Hydra
-
-    if sets_hydra(arguments):
-        yield
-        return
-    usual = Hydra.get_mode
-    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Hydra.get_mode = usual  # type: ignore[method-assign]
 
 
 class _Task:
@@ -247,13 +208,17 @@ def compose(overrides: list[str]) -> DictConfig:
     return compose_with_reason(overrides)[0]
 
 
-def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
+def compose_with_reason(overrides: list[str], root: str = CONFIG) -> tuple[DictConfig, str | None]:
     """Returns the composed tree for some overrides, and why its backend is not ORT; see `backend_reason`.
+
+    Args:
+        overrides: the words of the command line.
+        root: the root file in ``conf/``.
 
     Raises:
         RequestError: the configuration does not compose.
     """
-    tree = _composed(overrides)
+    tree = _composed(overrides, root)
     reason = _reason(tree.hydra)
     return _without_hydra(tree), reason
 
@@ -267,9 +232,8 @@ def _composed(overrides: list[str], root: str = CONFIG) -> DictConfig:
     _check_optional_groups(overrides)
     check_overrides(overrides, [])
     register_options(overrides)
-    spare_hydra()
     try:
-        return composed(overrides, sets_hydra=sets_hydra(overrides), root=root)
+        return composed(overrides, root)
     except Exception as error:
         raise _explained(error) from error
 

@@ -556,11 +556,6 @@ class LauncherConfig(Node):
     grace_seconds: int = launcher_key(120, same_work=True, bounds=Bounds(least=1, most=MOST_SECONDS))
     """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
-    @property
-    def tries_connections(self) -> bool:
-        """Whether the workers test the connections between them before anything heavy starts."""
-        return False
-
 
 @dataclass(eq=False, repr=False)
 class LocalConfig(LauncherConfig):
@@ -668,11 +663,6 @@ class SlurmConfig(LauncherConfig):
     """How long a node may take for this check before it counts as dead."""
     requeue_limit: int = launcher_key(3, same_work=True, bounds=Bounds(least=1))
     """How often in a row the run may be requeued without a new checkpoint before it gives up."""
-
-    @property
-    def tries_connections(self) -> bool:
-        """Whether `preflight` is on, which includes this test."""
-        return self.preflight
 
 
 @dataclass(eq=False, repr=False)

@@ -24,12 +24,12 @@ from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import Look, look
 from ortlaunch.launch.table import queue_named
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process, has_open, is_own
 from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import SCRIPT_TAG, STATE_TAG
-from ortlaunch.run.sweep import note_end
+from ortlaunch.run.state import SCRIPT_TAG
 from ortlaunch.tracking.destination import has_trackers
 
 _POLL_SECONDS = 0.3
@@ -131,9 +131,7 @@ def _journal_missing_end(folder: RunFolder) -> list[Path]:
     run = Run(folder.path)
     end = run.lost_end()
     with run.journal() as journal:
-        journal.tags({STATE_TAG: "finished" if end == "FINISHED" else "stopped"})
-        journal.end(end)
-    ended_sweep = note_end(folder.path, end)
+        ended_sweep = end_run(run, journal, end, is_job=True).sweep
     if not has_trackers(folder.path):
         return []
     return [folder.path, *([ended_sweep] if ended_sweep is not None else [])]

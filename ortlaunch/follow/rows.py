@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.reading import Damage
+from ortlaunch.base.start import split_script
 from ortlaunch.follow.index import Index
 from ortlaunch.follow.state import ACTIVE, SchedulerView, Standing, State, judge, launcher_may_live, may_be_active
 from ortlaunch.launch.jobs import FRESH_SECONDS, Job, Jobs
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.table import queue_named
+from ortlaunch.launch.work import arguments_of
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record, scheduler_of
 from ortlaunch.run.run import Run, job_key
@@ -62,6 +64,10 @@ class Row:
     """When it journalled its end; None if its folder does not say that it has ended."""
     unsent_bytes: int
     """Bytes of its journal that the tracking server has not got yet."""
+    params: dict[str, str]
+    """What its command line says, by key."""
+    figures: dict[str, float]
+    """The last value of each metric that tells how good it is."""
 
     @property
     def has_median(self) -> bool:
@@ -90,6 +96,10 @@ def row_from(values: dict[str, Any]) -> Row:
     return Row(**{**values, **numbers, "state": State(values["state"])})
 
 
+_OF_THE_PLACE = ("run_root", "name", "experiment", "launcher.run", "launcher.dry_run")
+_OF_THE_MACHINE = ("startup/", "goodput/", "throughput/", "summary/", "memory/", "gpu/", "system/", "checkpoint/")
+_MOST_KEPT = 30
+"""Parameters, and figures, of one run."""
 _MOST_DAMAGE = 5
 _LONGEST_NAME, _LONGEST_REASON = 300, 4000
 """Characters of texts from a run folder that are shown; ortlaunch writes none that are longer."""
@@ -303,7 +313,23 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
         updated=record.state.last / 1000 if record.state.last is not None else None,
         ended=(record.state.ended_at or 0) / 1000 if record.ended is not None else None,
         unsent_bytes=record.run.unsent_bytes(),
+        params=_params(record.run),
+        figures=_figures(record.state.figures),
     )
+
+
+def _params(run: Run) -> dict[str, str]:
+    words, script = split_script(run.words())
+    given = {key.lstrip("+"): value for key, is_key, value in (word.partition("=") for word in words) if is_key}
+    given |= {f"args.{key}": value for key, value in arguments_of(script or []).items()}
+    chosen = [key for key in given if key not in _OF_THE_PLACE][:_MOST_KEPT]
+    return {key[:_LONGEST_NAME]: given[key].strip("'\"")[:_LONGEST_NAME] for key in chosen}
+
+
+def _figures(values: dict[str, float]) -> dict[str, float]:
+    names = sorted(name for name, value in values.items() if math.isfinite(value))
+    chosen = [name for name in names if not name.startswith(_OF_THE_MACHINE)][:_MOST_KEPT]
+    return {name: values[name] for name in chosen}
 
 
 def _elapsed(record: Record, job: Job | None, *, runs: bool, is_active: bool) -> float | None:

@@ -18,11 +18,12 @@ from ortlaunch.config.tracking_uri import sqlite_path
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run import claim
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.run import Run, is_job_id, runs_below
-from ortlaunch.run.sweep import note_end, runs_of, task_of
+from ortlaunch.run.sweep import runs_of, task_of
 from ortlaunch.tracking.destination import destinations_of, is_without_trackers
 from ortlaunch.tracking.mlflow import check_file
 from ortlaunch.tracking.relay import SinkResult, sync
@@ -175,8 +176,7 @@ def end_if_dead(run_dir: Path) -> str:
             with _claimed(run):
                 if run.state().ended is None:
                     with run.journal() as journal:
-                        journal.end(end, at=state.last)
-                    note_end(run_dir, end)
+                        end_run(run, journal, end, at=state.last)
         except RequestError:
             return "is being launched again"
         except OSError as error:

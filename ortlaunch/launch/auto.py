@@ -17,9 +17,10 @@ from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import counted, say
 from ortlaunch.config import candidates
 from ortlaunch.config.precisions import BACKENDS
-from ortlaunch.config.schema import AnyRun, AutoConfig, BackendConfig, Config, LocalConfig, NoTrackingConfig, RunConfig
+from ortlaunch.config.schema import AnyRun, AutoConfig, BackendConfig, Config, LocalConfig, NoTrackingConfig
 from ortlaunch.launch.kind import kind_of
 from ortlaunch.launch.launcher import QueueLauncher
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.trial import Limits, Outcome, ended_by_signals, short, tried
 from ortlaunch.run import rates
@@ -111,10 +112,12 @@ def _by_trials(config: Config, names: Sequence[str], kind: Mapping[str, object])
     """The backend that trials show to be the best, how long each would take, and why others are left out."""
     say(f"backend=auto tries {_listed(names)} for this kind of run", file=sys.stderr)
     batch = config.train.batch_size * config.train.grad_accumulation * launcher_of(config).workers_per_node(config)
-    begun, steps = time.monotonic(), config.train.steps
+    begun, steps, others = time.monotonic(), config.train.steps, 0.0
 
     def trial(name: str, seconds: float) -> Outcome:
+        nonlocal others
         outcome = _trial(config, name, seconds)
+        others = max(others, outcome.others)
         if outcome.ok or (name != names[0] and not outcome.is_of_machine):
             rates.note(kind, name, rate_of(outcome, batch), is_sure=outcome.others < _IDLE)
         return outcome
@@ -128,7 +131,8 @@ def _by_trials(config: Config, names: Sequence[str], kind: Mapping[str, object])
         return names[0], unfit.pop(names[0]), unfit
     untried = [name for name in names if name not in found]
     short_of = f"; the run is too short to pay for trials of {_listed(untried)}" if untried else ""
-    return backend, f"{in_words(rated, steps)}, by {spent}{short_of}", unfit
+    busy = f"; other processes had {others:.0%} of the cores, so this may be wrong" if others >= _IDLE else ""
+    return backend, f"{in_words(rated, steps)}, by {spent}{short_of}{busy}", unfit
 
 
 def tried_each(names: Sequence[str], steps: int, batch: int, trial: Callable[[str, float], Outcome]) -> dict[str, Rate]:
@@ -202,19 +206,19 @@ def rate_of(outcome: Outcome, batch: int) -> Rate:
     return Rate(step, max(outcome.first_step, outcome.start))
 
 
-def keep_rate(config: RunConfig, run: Run) -> None:
+def keep_rate(plan: LaunchPlan) -> None:
     """Keeps the rate of a run that has finished, for later ones of its kind.
 
     Runs of scripts are left out, and those whose backend has other than its default keys, that were profiled, or in
     which ONNX Runtime was not active.
 
     Args:
-        config: the run's configuration.
-        run: the run, with all figures in its journal.
+        plan: the run, with all figures in its journal.
     """
+    config = plan.config
     if not isinstance(config, Config):
         return
-    state = run.state()
+    state = plan.files.state()
     step, first = (state.figures.get(name) for name in ("summary/step_seconds_p50", FIRST_STEP))
     if not step or first is None or state.figures.get("summary/steady_steps", 0.0) < _LEAST_STEADY:
         return

@@ -52,17 +52,7 @@ _VARIABLES = (
 )
 _PREFIXES = (
     *("DS_", "FI_", "GLOO_", "KMP_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "ORTLAUNCH_", "ORTMODULE_"),
-    *("PYTORCH_", "TORCH_", "UCX_"),
-)
-_SLURM = (
-    *("SLURM_CLUSTER_NAME", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_ON_NODE"),
-    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_JOB_ACCOUNT", "SLURM_JOB_CPUS_PER_NODE"),
-    *("SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST"),
-    *("SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_JOB_QOS", "SLURM_JOB_RESERVATION", "SLURM_JOB_START_TIME"),
-    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID", "SLURM_MEM_PER_CPU"),
-    *("SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
-    *("SLURM_RESTART_COUNT", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_TASKS_PER_NODE"),
-    *("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_VERSION"),
+    *("PYTORCH_", "SLURM_", "TORCH_", "UCX_"),
 )
 
 
@@ -96,13 +86,13 @@ def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     return {
         name: without_secrets(value, environment)
         for name, value in sorted(environment.items())
-        if (name in _VARIABLES or name in _SLURM or name.startswith(_PREFIXES)) and not is_secret(name)
+        if (name in _VARIABLES or name.startswith(_PREFIXES)) and not is_secret(name)
     }
 
 
 def slurm_variables() -> dict[str, str]:
     """Returns the variables that SLURM has set for this job; none outside of a job."""
-    return {name: value for name, value in variables().items() if name in _SLURM}
+    return {name: value for name, value in variables().items() if name.startswith("SLURM_")}
 
 
 def packages() -> str:

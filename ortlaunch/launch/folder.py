@@ -21,12 +21,10 @@ from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch import environment
 from ortlaunch.launch.other_code import other_code
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
-from ortlaunch.launch.work import work_of
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
@@ -54,28 +52,26 @@ def written(plan: LaunchPlan) -> Iterator[None]:
         raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
-def write_run_folder(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
+def write_run_folder(plan: LaunchPlan, start: Start) -> None:
     """Writes the files that describe a run, before it starts. Files of an earlier attempt are moved aside first.
 
     Args:
         plan: the run; its folder was made by `make_run_folder`, because the run was claimed in it.
-        config: its configuration.
-        arguments: the command line after ``ortlaunch``, for the record.
         start: the command and the variables that start it, for the record.
 
     Raises:
         OSError: the folder cannot be written, for example because the disk is full.
     """
     with closed_to_others():
-        _write(plan, config, arguments, start)
+        _write(plan, start)
 
 
-def _write(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
-    make_folder(plan.log_dir)
+def _write(plan: LaunchPlan, start: Start) -> None:
+    make_folder(plan.files.logs)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:
-        _write_records(plan, config, arguments, start)
+        _write_records(plan, start)
     except OSError:
         # The run stays as it was, so that it can go on when there is room on the disk.
         for path, aside in kept.items():
@@ -84,16 +80,16 @@ def _write(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Sta
                 aside.unlink(missing_ok=True)  # Two links to one file are left as they are by the line above.
         raise
     if plan.attempt:
-        plan.stop_file.unlink(missing_ok=True)
+        plan.files.stop_file.unlink(missing_ok=True)
     note_root(plan.run_dir.parents[1])
 
 
-def _write_records(plan: LaunchPlan, config: RunConfig, arguments: list[str], start: Start) -> None:
+def _write_records(plan: LaunchPlan, start: Start) -> None:
     """Writes the files; see `write_run_folder`."""
-    files = plan.files
-    replace_text(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
+    files, arguments = plan.files, list(plan.arguments)
+    replace_text(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(plan.config))))
     replace_text(files.overrides_file, OmegaConf.to_yaml(OmegaConf.create(without_secrets_in_words(arguments))))
-    found = _repository_of(plan, config)
+    found = _repository_of(plan)
     record = environment.describe(arguments, found) | {
         "torchrun": shlex.join(without_secrets_in_words(start.command)),
         "set": hidden("", start.environment),
@@ -107,17 +103,17 @@ def _write_records(plan: LaunchPlan, config: RunConfig, arguments: list[str], st
             "" if shown == patch else "# secrets are replaced by ***: lines with them cannot be applied as they are\n"
         )
         replace_text(files.patch_file, note + shown, errors="surrogateescape")
-    for file in work_of(config).files():
+    for file in plan.work.files():
         make_folder(files.sources)
         replace(files.sources / file.name, without_tokens(file.read_text(errors="replace")).encode())
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
 
 
-def journal_start(journal: Journal, plan: LaunchPlan, config: RunConfig) -> None:
+def journal_start(journal: Journal, plan: LaunchPlan) -> None:
     """Journals the run's parameters, tags and files. The run folder must have been written before."""
+    config, work = plan.config, plan.work
     journal.start(config.experiment, plan.name, plan.run_id)
-    work = work_of(config)
     params = work.params(trackers.public_settings(config))
     journal.params({key: value for key, value in params.items() if key != "trackers" or value})
     record = json.loads(plan.files.environment_file.read_text())
@@ -148,14 +144,14 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: RunConfig) -> None
         journal.artifact(plan.files.sources, f"{ARTIFACT_FOLDER}/{plan.files.sources.name}")
 
 
-def say_notes(plan: LaunchPlan, config: RunConfig) -> None:
+def say_notes(plan: LaunchPlan) -> None:
     """Says what the user may not mean, after all that could still refuse the run.
 
     That is why the backend is not ORT, if nobody chose it; that the warm-up does not end; that a resumed run goes on
     with other code, so that its numbers are of both.
     """
     notes = [] if plan.backend_reason is None else [plan.backend_reason]
-    notes += work_of(config).notes()
+    notes += plan.work.notes()
     if changed := other_code(plan.files, plan.attempt):
         notes.append(f"the run goes on with other code than before: {changed}")
     for note in notes:
@@ -221,9 +217,9 @@ def _link(path: Path, second: Path) -> bool:
     return True
 
 
-def _repository_of(plan: LaunchPlan, config: RunConfig) -> Repository | None:
+def _repository_of(plan: LaunchPlan) -> Repository | None:
     """Returns the repository that ortlaunch was started in. Files that ortlaunch writes do not count as changes."""
-    ours = [plan.run_dir.parents[1], *trackers.files(config)]
+    ours = [plan.run_dir.parents[1], *trackers.files(plan.config)]
     return _repository_at(Path.cwd(), tuple(ours), int(time.monotonic() / _REPOSITORY_SECONDS))
 
 

@@ -24,23 +24,13 @@ Rule = Callable[[RunConfig], None]
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One run of a sweep."""
-
-    plan: LaunchPlan
-    config: RunConfig
-    overrides: list[str]
-    """The overrides that make this run, for the record."""
-
-
-@dataclass(frozen=True)
 class SweepPlan:
     """All runs of a sweep, before any of them is submitted."""
 
     name: str
     folder: Path
     """The sweep's folder, which `create` makes."""
-    runs: list[PlannedRun]
+    runs: list[LaunchPlan]
     create: Callable[[], Sweep]
 
 
@@ -70,27 +60,12 @@ class Launcher(ABC):
         """Returns the unique identifier of a new run, ``<date>-<time>-<id>``."""
         return new_run()
 
-    def plan(self, config: RunConfig, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-        """Plans a run in a given folder; writes nothing.
-
-        Args:
-            config: the configuration, which has passed all checks.
-            run_dir: the run folder.
-            run_id: ortlaunch's own short id of the run.
-            name: the run's name.
-            attempt: how often it was launched before.
-        """
-        workers = self.workers_per_node(config)
-        return LaunchPlan(run_dir, run_id, name, workers, attempt=attempt, nodes=config.launcher.nodes)
-
     @abstractmethod
-    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan) -> int:
         """Runs a planned run to its end, or submits it. With ``launcher.dry_run=true`` it only shows what it would do.
 
         Args:
             plan: the plan.
-            config: the configuration, as `ortlaunch.compose.prepare.prepared` makes it.
-            arguments: the command line after ``ortlaunch``, for the record.
 
         Returns:
             The exit code (`ortlaunch.base.exit_codes`).

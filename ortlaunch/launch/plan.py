@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.text import counted
+from ortlaunch.config.schema import RunConfig
+from ortlaunch.launch.work import Work, work_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 
@@ -23,8 +25,10 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run: its folder and the files in it, and its workers on all machines."""
+    """One run: its configuration, its folder, and its workers on all machines. All that launches a run gets this."""
 
+    config: RunConfig
+    """As `ortlaunch.compose.prepare.prepared` makes it."""
     run_dir: Path
     run_id: str
     name: str
@@ -32,8 +36,8 @@ class LaunchPlan:
     """Workers on each machine."""
     attempt: int = 0
     """How often this run was launched before."""
-    nodes: int = 1
-    """Machines that the run is spread over."""
+    arguments: tuple[str, ...] = ()
+    """The command line after ``ortlaunch``, for the record."""
     sweep: SweepTask | None = None
     """Its place in a sweep; None for a single run."""
     backend_reason: str | None = None
@@ -45,6 +49,16 @@ class LaunchPlan:
         return Run(self.run_dir)
 
     @property
+    def work(self) -> Work:
+        """What its workers do."""
+        return work_of(self.config)
+
+    @property
+    def nodes(self) -> int:
+        """Machines that the run is spread over."""
+        return self.config.launcher.nodes
+
+    @property
     def run(self) -> str:
         """The unique identifier of this run: <date>-<time>-<id>."""
         return str(RunKey.of_folder(self.run_dir.name))
@@ -53,21 +67,6 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Workers on all machines."""
         return self.workers * self.nodes
-
-    @property
-    def log_dir(self) -> Path:
-        """Folder of the ranks' log files."""
-        return self.files.logs
-
-    @property
-    def stop_file(self) -> Path:
-        """The file that asks the workers to finish their step, write a checkpoint and end."""
-        return self.files.stop_file
-
-    @property
-    def stopped(self) -> Path:
-        """The file that the workers write after they have stopped on request."""
-        return self.files.stopped_file
 
     @property
     def journal(self) -> Path:

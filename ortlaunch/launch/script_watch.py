@@ -23,6 +23,7 @@ import psutil
 from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.base.files import replace_text, size_of
+from ortlaunch.base.processes import Mark
 from ortlaunch.launch.exchange import Exchange
 from ortlaunch.metrics.gpu import gpu_of_worker
 from ortlaunch.run.identity import machine
@@ -38,8 +39,6 @@ _ABORT_SECONDS = 10.0
 _MOST_SHOWN = 1 << 20
 """Bytes of output that are shown at once. A script that prints more has all of it in its log."""
 _GIB = 2.0**30
-_MARK = "ORTLAUNCH_WATCH"
-"""A variable that everything below this process has: its number. A worker's child may leave its tree and session."""
 
 
 class _Worker:
@@ -118,6 +117,7 @@ class ScriptWatch:
             run: the run, whose folder exists.
         """
         self._run = run
+        self._mark = Mark()
         self._clock = AwakeClock()
         self._sampled = -_SAMPLE_SECONDS
         self._workers: dict[int, _Worker] = {}
@@ -135,7 +135,7 @@ class ScriptWatch:
 
     def start(self) -> None:
         """Starts the thread."""
-        os.environ[_MARK] = str(os.getpid())
+        os.environ |= self._mark.variables()
         self._thread.start()
 
     def end(self, *, in_order: bool) -> None:
@@ -165,11 +165,9 @@ class ScriptWatch:
 
     def _end_what_is_left(self) -> None:
         """Ends the processes that the workers have left behind."""
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                own = process.environ()
-                if own.get(_MARK) == os.environ[_MARK] and own.get("ORTLAUNCH_RUN_DIR") == str(self._run.path):
-                    process.kill()
+        for process in self._mark.processes():
+            with suppress(psutil.Error):
+                process.kill()
 
     def _say_apart(self) -> None:
         """Says that the workers have exchanged nothing, where that is known."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from ortlaunch.base.programs import module_command
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Device, RunConfig
 from ortlaunch.launch.allocator import allocator_variables
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.work import work_of
-from ortlaunch.run.run import Run
 
 CPU_WORKERS = 2
 """Default number of workers on a machine without GPU: the smallest that makes a run distributed."""
@@ -42,22 +42,20 @@ def threads_per_worker(config: RunConfig, workers: int, cores: int) -> int:
     return config.launcher.threads or max(1, cores // workers)
 
 
-def torchrun(config: RunConfig, run_dir: Path, workers: int, options: list[str]) -> list[str]:
+def torchrun(plan: LaunchPlan, options: list[str]) -> list[str]:
     """Returns the command that starts one machine's workers.
 
     Args:
-        config: the configuration.
-        run_dir: the run folder.
-        workers: number of workers on each machine.
+        plan: the run.
         options: further options of torchrun, such as those for the rendezvous and for restarts.
     """
-    work = work_of(config)
+    work = plan.work
     return [
         *module_command("ortlaunch.launch.agent"),
-        *work.agent_options(Run(run_dir)),
+        *work.agent_options(plan.files),
         "torch.distributed.run",
-        f"--nnodes={config.launcher.nodes}",
-        f"--nproc-per-node={workers}",
+        f"--nnodes={plan.nodes}",
+        f"--nproc-per-node={plan.workers}",
         "--rdzv-backend=c10d",
         # The workers write their logs themselves. By default torchrun would leave an empty folder in /tmp for each run.
         f"--log-dir={os.devnull}",
@@ -65,39 +63,35 @@ def torchrun(config: RunConfig, run_dir: Path, workers: int, options: list[str])
         # torchrun itself would start Python without -P.
         "--no-python",
         *module_command("ortlaunch.worker"),
-        str(run_dir),
+        str(plan.run_dir),
         *work.command(),
     ]
 
 
-def worker_environment(
-    config: RunConfig, device: Device, threads: int, run_dir: Path, interface: str | None
-) -> dict[str, str]:
+def worker_environment(plan: LaunchPlan, threads: int, interface: str | None) -> dict[str, str]:
     """Returns the variables that every worker gets in addition to those it inherits.
 
     Args:
-        config: the configuration.
-        device: what the workers compute on.
+        plan: the run.
         threads: threads of each worker.
-        run_dir: the run folder.
         interface: the network interface between the workers; None lets gloo choose.
     """
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        **work_of(config).environment(Run(run_dir), config.experiment),
+        **plan.work.environment(plan.files, plan.config.experiment),
     }
     if interface is not None:
         # By default gloo finds its network card by the host's name, which often does not resolve.
         variables["GLOO_SOCKET_IFNAME"] = interface
-    if device is Device.cpu:
+    if resolve_device(plan.config.device) is Device.cpu:
         # Without DS_ACCELERATOR, DeepSpeed chooses an accelerator by itself.
-        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **allocator_variables(config)}
+        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **allocator_variables(plan.config)}
     else:
         # NCCL's flight recorder keeps the last collectives of each worker and writes them to a file at a time-out.
         # Each variable is also set under the name that older versions of torch use.
-        trace = str(Run(run_dir).stacks / "nccl-rank-")
+        trace = str(plan.files.stacks / "nccl-rank-")
         variables |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
         variables |= {"TORCH_FR_DUMP_TEMP_FILE": trace, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace}
         variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"

@@ -323,12 +323,12 @@ def main() -> None:
     request = json.loads((folder / REQUEST).read_text())
     try:
         config = trackers.with_credentials(load_config(folder / CONFIG), os.environ)
-        plan = make_plan(config)
+        plan = make_plan(config, arguments=request["overrides"])
         if (task := request["task"]) is not None:
             plan = dataclasses.replace(plan, sweep=SweepTask(Path(task["sweep"]), int(task["number"])))
         # What wants the trial looks at it several times a second.
         replace_text(folder / RUN, str(plan.run_dir))
-        code = launcher_of(config).submit(plan, config, request["overrides"])
+        code = launcher_of(config).submit(plan)
         if code == exit_codes.REQUEST and (failed := failure.first(plan.run_dir)) is not None:
             # A worker has refused it, such as a model that cannot checkpoint its activations.
             replace_text(folder / REFUSED, failed.message)

@@ -176,8 +176,30 @@ def install() -> None:
     from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
 
     if not hasattr(GraphTransitionManager, "_ortlaunch_infer"):
-        infer = keeping(GraphTransitionManager._infer_shapes)
+        infer = keeping(_with_inputs_of_any_size(GraphTransitionManager._infer_shapes))
         GraphTransitionManager._infer_shapes = GraphTransitionManager._ortlaunch_infer = staticmethod(infer)
+
+
+def _with_inputs_of_any_size(infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keeps an inference of shapes from giving an input a number for a size that it does not know.
+
+    It takes a size that meets a 4 in a sum for 4. A mask may have 1 there, which an evaluation would refuse.
+    """
+
+    def inferred(model: Any) -> Any:
+        sizes = {one.name: [size.dim_param for size in _sizes(one)] for one in model.graph.input}
+        shaped = infer(model)
+        for one in shaped.graph.input:
+            for size, name in zip(_sizes(one), sizes.get(one.name, ()), strict=False):
+                if name and size.HasField("dim_value"):
+                    size.dim_param = name
+        return shaped
+
+    return inferred
+
+
+def _sizes(value: Any) -> Any:
+    return value.type.tensor_type.shape.dim
 
 
 def keeping(infer: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -218,11 +218,11 @@ def hand_over(run: Run, job: str) -> None:
             replace_text(path, json.dumps(content | {_JOB: job}) + "\n")
 
 
-def release(run: Run) -> None:
-    """Releases this process's claim of a run whose job was refused."""
+def release(run: Run, end: tuple[Status, int] | None = None) -> None:
+    """Releases this process's claim of a run whose job was refused; `end` is as for `Claim.release`."""
     newest = number(run)
     if newest and _owner(path := run.claims / str(newest)).process == Process.this():
-        Claim(path).release()
+        Claim(path).release(end)
 
 
 def release_of(run: Run, job: str, end: tuple[Status, int] | None = None) -> None:

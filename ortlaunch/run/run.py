@@ -1,7 +1,7 @@
 """A run and its folder. Only this module names the files of a run folder.
 
 The launcher creates the folder and describes the run in it, and workers append to the journal. Everything else only
-reads. A path is a property; what reads a file is a method. This module imports nothing heavy.
+reads. A path is an attribute; what reads a file is a method. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, get_args
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.ownership import require_own
-from ortlaunch.base.reading import notice, read_json, read_text
+from ortlaunch.base.reading import in_words, notice, read_bytes, read_json, read_text
 from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import newest_name, remove_converted
 from ortlaunch.run.events import Ended, Status, is_count
@@ -29,6 +29,7 @@ from ortlaunch.run.state import RunState, fold
 
 _LONGEST_REQUEST = 4096
 """The largest size of a request to stop, in bytes."""
+_LARGEST_WORDS = 1 << 20
 _LONGEST_JOB_ID = 256
 _JOB_ID = re.compile(r"[0-9A-Za-z][\w.\[\]+-]*", re.ASCII)
 
@@ -51,6 +52,16 @@ class Stopped:
     """The first word of the request; ``signal`` if the request was a signal."""
 
 
+class _File:
+    """The path of a file or folder of a run, by its name in the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: Run, owner: type) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class Run:
     """A run, given by its folder, which need not exist yet. A sweep's folder has a journal and a configuration too."""
@@ -59,35 +70,18 @@ class Run:
 
     # What the run is.
 
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def overrides_file(self) -> Path:
-        """The command line."""
-        return self.path / "overrides.yaml"
-
-    @property
-    def environment_file(self) -> Path:
-        """The machine, repository, command and environment variables at the launch."""
-        return self.path / "env.json"
-
-    @property
-    def packages_file(self) -> Path:
-        """The installed packages."""
-        return self.path / "packages.txt"
-
-    @property
-    def patch_file(self) -> Path:
-        """The changes since the repository's commit; absent where there are none."""
-        return self.path / "git.patch"
-
-    @property
-    def sources(self) -> Path:
-        """The folder of the user's own files that ran; absent for a training in ortlaunch's own loop."""
-        return self.path / "sources"
+    config_file = _File("config.yaml")
+    """The resolved configuration."""
+    overrides_file = _File("overrides.yaml")
+    """The command line."""
+    environment_file = _File("env.json")
+    """The machine, repository, command and environment variables at the launch."""
+    packages_file = _File("packages.txt")
+    """The installed packages."""
+    patch_file = _File("git.patch")
+    """The changes since the repository's commit; absent where there are none."""
+    sources = _File("sources")
+    """The folder of the user's own files that ran; absent for a training in ortlaunch's own loop."""
 
     @property
     def records(self) -> tuple[Path, ...]:
@@ -100,44 +94,25 @@ class Run:
 
     # Who runs it.
 
-    @property
-    def launcher_file(self) -> Path:
-        """The launcher's process; see `ortlaunch.run.identity`."""
-        return self.path / "launcher.json"
-
-    @property
-    def job_file(self) -> Path:
-        """The scheduler's job."""
-        return self.path / "job.json"
+    launcher_file = _File("launcher.json")
+    """The launcher's process; see `ortlaunch.run.identity`."""
+    job_file = _File("job.json")
+    """The scheduler's job."""
 
     def script_file(self, scheduler: str) -> Path:
         """The script that the scheduler of this name was given."""
         return self.path / ("sbatch.sh" if scheduler == "slurm" else "job.sh")
 
-    @property
-    def history_file(self) -> Path:
-        """The list of a job's attempts."""
-        return self.path / "history.json"
-
-    @property
-    def claims(self) -> Path:
-        """The folder of the claims to write the run; see `ortlaunch.run.claim`."""
-        return self.path / "claims"
-
-    @property
-    def workers_lock(self) -> Path:
-        """The lock file on which every worker holds a shared lock while it lives."""
-        return self.path / ".workers.lock"
-
-    @property
-    def preflight(self) -> Path:
-        """The folder of the results of the nodes' checks before an attempt."""
-        return self.path / "preflight"
-
-    @property
-    def preflight_token(self) -> Path:
-        """A token of the attempt. A node reads it to check that it sees the folder's present content."""
-        return self.path / "preflight.token"
+    history_file = _File("history.json")
+    """The list of a job's attempts."""
+    claims = _File("claims")
+    """The folder of the claims to write the run; see `ortlaunch.run.claim`."""
+    workers_lock = _File(".workers.lock")
+    """The lock file on which every worker holds a shared lock while it lives."""
+    preflight = _File("preflight")
+    """The folder of the results of the nodes' checks before an attempt."""
+    preflight_token = _File("preflight.token")
+    """A token of the attempt. A node reads it to check that it sees the folder's present content."""
 
     def scheduler_variables(self, attempt: int, scheduler: str) -> Path:
         """The environment variables that the scheduler of this name set in an attempt, counted from 0."""
@@ -145,15 +120,10 @@ class Run:
 
     # What happens in it.
 
-    @property
-    def journal_file(self) -> Path:
-        """The journal."""
-        return self.path / "journal.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of the processes' output."""
-        return self.path / "logs"
+    journal_file = _File("journal.jsonl")
+    """The journal."""
+    logs = _File("logs")
+    """The folder of the processes' output."""
 
     def rank_log(self, rank: int) -> Path:
         """The output of a worker in all attempts."""
@@ -167,29 +137,19 @@ class Run:
         """The outputs of torchrun on all machines."""
         return sorted(self.logs.glob("torchrun*.log"))
 
-    @property
-    def launcher_error(self) -> Path:
-        """The traceback of an error that ended the launcher."""
-        return self.logs / "launcher-error.log"
+    launcher_error = _File("logs/launcher-error.log")
+    """The traceback of an error that ended the launcher."""
 
     def scheduler_log(self, scheduler: str) -> Path:
         """The output of the first process of a job of this scheduler."""
         return self.logs / ("slurm.log" if scheduler == "slurm" else "job.log")
 
-    @property
-    def relay_log(self) -> Path:
-        """The log of what could not be sent to a tracking server, and why."""
-        return self.logs / "relay.log"
-
-    @property
-    def relay_file(self) -> Path:
-        """How much of the journal has been sent to MLflow."""
-        return self.path / "relay.json"
-
-    @property
-    def relay_lock(self) -> Path:
-        """The lock file of the process that sends the journal."""
-        return self.path / ".relay.lock"
+    relay_log = _File("logs/relay.log")
+    """The log of what could not be sent to a tracking server, and why."""
+    relay_file = _File("relay.json")
+    """How much of the journal has been sent to MLflow."""
+    relay_lock = _File(".relay.lock")
+    """The lock file of the process that sends the journal."""
 
     def tracker_file(self, tracker: str) -> Path:
         """How much of the journal has been sent to a tracker."""
@@ -207,10 +167,8 @@ class Run:
         """The folder for the files that a tracker keeps with the run."""
         return self.path / tracker
 
-    @property
-    def health(self) -> Path:
-        """The folder of the workers' signs of life."""
-        return self.path / "health"
+    health = _File("health")
+    """The folder of the workers' signs of life."""
 
     def beat_file(self, rank: int) -> Path:
         """A worker's latest sign of life."""
@@ -227,24 +185,17 @@ class Run:
         """Present when a script has ended in order on this node of several."""
         return self.health / f"node-{node}.done"
 
-    @property
-    def logged(self) -> Path:
-        """The folder of the texts and pictures that hooks log."""
-        return self.path / "logged"
-
-    @property
-    def stacks(self) -> Path:
-        """The folder of the stack traces that workers write when they make no progress."""
-        return self.path / "stacks"
+    logged = _File("logged")
+    """The folder of the texts and pictures that hooks log."""
+    stacks = _File("stacks")
+    """The folder of the stack traces that workers write when they make no progress."""
 
     def stack_file(self, rank: int) -> Path:
         """A worker's stack traces."""
         return self.stacks / f"rank-{rank}.txt"
 
-    @property
-    def failures(self) -> Path:
-        """The folder of the workers' failures."""
-        return self.path / "failures"
+    failures = _File("failures")
+    """The folder of the workers' failures."""
 
     def failure_file(self, rank: int) -> Path:
         """A worker's failure; see `ortlaunch.run.failure`."""
@@ -252,40 +203,20 @@ class Run:
 
     # What is asked of it, and what it leaves.
 
-    @property
-    def backend_file(self) -> Path:
-        """The backend that a run with backend=auto of an earlier version of ortlaunch has chosen."""
-        return self.path / "backend.json"
-
-    @property
-    def stop_file(self) -> Path:
-        """The request to stop. When this file exists, workers finish their step, write a checkpoint and end."""
-        return self.path / "STOP"
-
-    @property
-    def cancel_lock(self) -> Path:
-        """The lock file of the request of the service that asks the run to stop."""
-        return self.path / ".cancel.lock"
-
-    @property
-    def stopped_file(self) -> Path:
-        """Where the run stopped on request."""
-        return self.path / "stopped.json"
-
-    @property
-    def done_file(self) -> Path:
-        """Present when all steps are done."""
-        return self.path / "done.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints; see `ortlaunch.run.checkpoints`."""
-        return self.path / "checkpoints"
-
-    @property
-    def artifacts(self) -> Path:
-        """Folder of the files that a script has logged by MLflow."""
-        return self.path / "artifacts"
+    backend_file = _File("backend.json")
+    """The backend that a run with backend=auto of an earlier version of ortlaunch has chosen."""
+    stop_file = _File("STOP")
+    """The request to stop. When this file exists, workers finish their step, write a checkpoint and end."""
+    cancel_lock = _File(".cancel.lock")
+    """The lock file of the request of the service that asks the run to stop."""
+    stopped_file = _File("stopped.json")
+    """Where the run stopped on request."""
+    done_file = _File("done.json")
+    """Present when all steps are done."""
+    checkpoints = _File("checkpoints")
+    """Folder of the checkpoints; see `ortlaunch.run.checkpoints`."""
+    artifacts = _File("artifacts")
+    """Folder of the files that a script has logged by MLflow."""
 
     def spool_file(self, node: int) -> Path:
         """What a script has logged on a further node of the run, as a journal that the first node takes over."""
@@ -295,33 +226,24 @@ class Run:
         """The spools of all further nodes."""
         return sorted(self.logs.glob("spool-*.jsonl"))
 
-    @property
-    def weights(self) -> Path:
-        """Folder of the trained weights."""
-        return self.path / "weights"
+    weights = _File("weights")
+    """Folder of the trained weights."""
 
     def weights_of(self, checkpoint: str) -> Path:
         """Folder of the weights that were exported from a checkpoint."""
         return self.path / f"weights-{checkpoint}"
 
-    @property
-    def onnx(self) -> Path:
-        """Folder of the exported graphs."""
-        return self.path / "onnx"
-
-    @property
-    def profile(self) -> Path:
-        """The folder of a profiler's output."""
-        return self.path / "profile"
+    onnx = _File("onnx")
+    """Folder of the exported graphs."""
+    profile = _File("profile")
+    """The folder of a profiler's output."""
 
     def memory_file(self, rank: int) -> Path:
         """A snapshot of a worker's GPU memory."""
         return self.path / "memory" / f"rank-{rank}.pickle"
 
-    @property
-    def scratch(self) -> Path:
-        """The folder for temporary files while a checkpoint is loaded; see `clear_scratch`."""
-        return self.path / ".universal"
+    scratch = _File(".universal")
+    """The folder for temporary files while a checkpoint is loaded; see `clear_scratch`."""
 
     # What reads and writes these files.
 
@@ -411,6 +333,19 @@ class Run:
             RequestError: the configuration cannot be read.
         """
         return read_settings(self.config_file)
+
+    def words(self) -> list[str]:
+        """The words of the command line, without secrets; empty where they cannot be read."""
+        import yaml
+
+        try:
+            stored = yaml.load(read_bytes(self.overrides_file, _LARGEST_WORDS), Loader=yaml.CSafeLoader)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            notice(self.overrides_file, in_words(error))
+            return []
+        return [str(word) for word in stored] if isinstance(stored, list) else []
 
     def setting(self, key: str) -> Any:
         """One value of the configuration by its dotted key; None where the key is missing or cannot be read."""

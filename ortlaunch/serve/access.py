@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from ortlaunch.base.user import account_name
 from ortlaunch.serve.database import reading
+from ortlaunch.serve.identity import named_by_proxy
 from ortlaunch.serve.limits import Bucket, TooManyRequests
 from ortlaunch.serve.secret import digest
 from ortlaunch.serve.service import Service, service_of
@@ -72,6 +73,21 @@ class Caller:
     """As whom the runs of this person start; None: nobody has said it yet."""
     token_id: int | None = None
     session_id: int | None = None
+    projects: tuple[str, ...] = ()
+
+    @property
+    def view(self) -> frozenset[str] | None:
+        """The projects whose runs the person sees; None for all."""
+        return None if self.role is Role.admin else frozenset(self.projects)
+
+    def sees(self, project: str) -> bool:
+        """Whether the person sees what belongs to a project."""
+        return is_seen(project, self.view)
+
+
+def is_seen(project: str, view: frozenset[str] | None) -> bool:
+    """Whether what belongs to a project is seen by those who see these projects; see `Caller.view`."""
+    return not project or view is None or project in view
 
 
 def needs(role: Role, *, tokens: bool = True) -> Callable[[Request], Caller]:
@@ -136,7 +152,7 @@ def allowed(session: Session, caller: Caller, role: Role) -> bool:
     """As `still_allowed`, in the transaction of what the caller does."""
     now = time.time()
     user = session.get(User, caller.user_id)
-    if user is None or user.disabled or Role[user.role] < role:
+    if user is None or user.disabled or Role[user.role] < role or not set(caller.projects) <= set(user.projects):
         return False
     if caller.token_id is not None:
         token = session.get(Token, caller.token_id)
@@ -222,6 +238,10 @@ def _caller(request: Request) -> Caller:
     service = service_of(request)
     header = request.headers.get("authorization")
     found = _of_token(service, header) if header is not None else _of_cookie(service, request.cookies.get(COOKIE))
+    named = named_by_proxy(request)
+    if found is not None and found.session_id is not None and named is not None and named.lower() != found.name:
+        # Another person has logged in at the proxy since.
+        found = None
     if found is None:
         raise HTTPException(401, _LOG_IN, _CHALLENGE)
     request.state.caller = found
@@ -239,7 +259,7 @@ def _of_token(service: Service, header: str) -> Caller | None:
         return None
     _count(service.limits.token, str(row.Token.id), "with this token")
     role = min(Role[row.User.role], Role[row.Token.role])
-    return Caller(row.User.id, row.User.name, role, _unix_user(service, row.User), token_id=row.Token.id)
+    return _who(service, row.User, role, token_id=row.Token.id)
 
 
 def _of_cookie(service: Service, secret: str | None) -> Caller | None:
@@ -251,9 +271,11 @@ def _of_cookie(service: Service, secret: str | None) -> Caller | None:
     if row is None or row.User.disabled or row.LoginSession.expires <= time.time():
         return None
     _count(service.limits.session, str(row.LoginSession.id), "with this session")
-    return Caller(
-        row.User.id, row.User.name, Role[row.User.role], _unix_user(service, row.User), session_id=row.LoginSession.id
-    )
+    return _who(service, row.User, Role[row.User.role], session_id=row.LoginSession.id)
+
+
+def _who(service: Service, user: User, role: Role, **by: int) -> Caller:
+    return Caller(user.id, user.name, role, _unix_user(service, user), projects=tuple(user.projects), **by)
 
 
 def _count(bucket: Bucket, key: str, whose: str) -> None:

@@ -20,6 +20,7 @@ from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import TooManyRequests, network_of
+from ortlaunch.serve.projects import checked
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
@@ -137,26 +138,32 @@ def end_other_sessions(service: Service, caller: Caller) -> int:
     return count
 
 
-def login_known(service: Service, name: str, address: str) -> str:
-    """Logs somebody in whom a provider vouches for, and returns the secret of the session for the cookie.
+def login_known(service: Service, name: str, address: str, subject: str | None = None) -> str:
+    """Logs somebody in whom a provider or a proxy vouches for, and returns the secret of the session for the cookie.
 
     Args:
         service: the service.
-        name: the name that the provider gives.
+        name: the name that is given.
         address: where the request comes from.
+        subject: who it is for the provider, by which the user is found from the second time on; None from a proxy.
 
     Raises:
-        Unfit: no administrator has added this user, or the user is disabled.
+        Unfit: no administrator has added this user, the user is disabled, or the name was somebody else's before.
     """
     known = name.strip().lower()
     if not name.isascii():
         # Other letters may become ASCII ones when they are made small.
         raise unfit(f"{known!a} is no user of this service: ask an administrator")
     with writing(service.engine) as session:
-        user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
-        if user is not None:
+        user = None if subject is None else session.scalar(select(User).where(User.subject == subject))
+        user = user or session.scalar(select(User).where(User.name == known))
+        is_same = user is not None and (subject is None or user.subject in (None, subject))
+        if user is not None and is_same and not user.disabled:
+            user.subject = subject or user.subject
             return _begin_session(session, user, address)
         _note_failure(service, session, known, {"address": address, "by": "provider"})
+    if not is_same and user is not None:
+        raise unfit(f"{known} was another person of the provider's before: ask an administrator for a new link")
     raise unfit(f"{known} is no user of this service: ask an administrator")
 
 
@@ -234,6 +241,8 @@ def new_link(service: Service, caller: Caller, user_id: int) -> str:
     """Returns the secret of a new link by which a user chooses another password; older links end."""
     with writing(service.engine) as session:
         user = _existing(session, user_id)
+        # Whom the provider means by this name is found out anew.
+        user.subject = None
         session.execute(delete(Link).where(Link.user_id == user.id))
         record(session, caller, "user.link", user.name)
         return _new_link(session, user.id, LINK_SECONDS)
@@ -251,7 +260,13 @@ def link_by_name(service: Service, name: str) -> str | None:
 
 
 def change_user(
-    service: Service, caller: Caller, user_id: int, role: Role | None, unix_user: str | None, disabled: bool | None
+    service: Service,
+    caller: Caller,
+    user_id: int,
+    role: Role | None,
+    unix_user: str | None,
+    disabled: bool | None,
+    projects: list[str] | None = None,
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
@@ -259,10 +274,11 @@ def change_user(
     were checked for what the user was before. Runs that have begun go on.
 
     Raises:
-        Unfit: no administrator would be left.
+        Unfit: no administrator would be left, or there is no such project.
     """
     with writing(service.engine) as session:
         user = _existing(session, user_id)
+        user.projects = user.projects if projects is None else checked(session, projects)
         before, before_unix = Role[user.role], user.unix_user
         user.role = user.role if role is None else role.name
         user.disabled = user.disabled if disabled is None else disabled
@@ -278,7 +294,7 @@ def change_user(
             _end_jobs(session, user.id, "its user has a lower role now: submit it again")
         elif user.unix_user != before_unix and not service.settings.shared_account:
             _end_jobs(session, user.id, "its user has another Unix user now: submit it again")
-        changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
+        changes = {name: getattr(user, name) for name in ("role", "unix_user", "projects", "disabled")}
         record(session, caller, "user.change", user.name, changes)
     if service.queue is not None:
         service.queue.wake()

@@ -24,6 +24,7 @@ from ortlaunch.base.user import account_name
 ACTIONS = {
     "fields": "ortlaunch.serve.acts.composing:fields",
     "check": "ortlaunch.serve.acts.composing:check",
+    "check_sweep": "ortlaunch.serve.acts.composing:check_sweep",
     "keys": "ortlaunch.serve.acts.composing:keys",
     "start": "ortlaunch.serve.acts.starting:start",
     "outcome": "ortlaunch.serve.acts.runs:outcome",

@@ -30,7 +30,7 @@ from ortlaunch.serve.unfit import Unavailable
 from ortlaunch.serve.unix_users import listed_users
 
 _SECONDS = 60.0
-_SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
+_SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0, "check_sweep": 300.0}
 """How long an action may take, where that is not `_SECONDS`."""
 _LARGEST_ANSWER = 32 * 1024 * 1024
 _LONGEST_MESSAGE = 20_000
@@ -52,7 +52,11 @@ _OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", 
 service's own variables name and to none that a run folder does."""
 AT_ONCE = 3
 """Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""
-_LANE_OF = {"start": "queue", "outcome": "queue", "cancel": "stop", "export_weights": "long", "compare": "long"}
+_LANE_OF = {
+    **dict.fromkeys(("start", "outcome"), "queue"),
+    "cancel": "stop",
+    **dict.fromkeys(("export_weights", "compare", "check_sweep"), "long"),
+}
 """Actions that wait only for each other, where that is not the lane of the short ones: what takes minutes keeps neither
 the queue nor a check waiting."""
 _TURN_SECONDS = 30.0

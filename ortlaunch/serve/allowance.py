@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -20,7 +20,7 @@ from ortlaunch.serve.queue.scheduling import amount
 from ortlaunch.serve.queue.store import Allowance
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import RoleLimits
-from ortlaunch.serve.unfit import Problem, Unfit
+from ortlaunch.serve.unfit import Problem, Unfit, unfit
 
 LIMITS = ("slots", "hours", "memory", "disk")
 NEEDS = ("cores", "memory", "disk")
@@ -77,7 +77,7 @@ def allowed(service: Service, caller: Caller, minutes: float | None, checked: Ma
         return Allowance(minutes, {})
     with reading(service.engine) as session:
         limits = limits_of(session)[caller.role.name]
-    most = {**capacity(), "disk": shutil.disk_usage(nearest_folder(service.settings.root)).free}
+    most = {**capacity(), "disk": _free_disk(service)}
     problems = [
         Problem(_KEYS[name], f"{_needs(name, need)}, and this machine has {amount(name, most[name])}")
         for name, need in needs.items()
@@ -97,6 +97,21 @@ def allowed(service: Service, caller: Caller, minutes: float | None, checked: Ma
     if problems:
         raise Unfit(*problems)
     return Allowance(60 * hours if minutes is None and hours < math.inf else minutes, may)
+
+
+def require_disk(service: Service, checked: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses runs of which each has room on the disk, and which have not together.
+
+    Raises:
+        Unfit: they have not.
+    """
+    need, free = sum(one["needs"].get("disk", 0) for one in checked), _free_disk(service)
+    if need > free:
+        raise unfit(f"the runs need {amount('disk', need)} together, and this machine has {amount('disk', free)}")
+
+
+def _free_disk(service: Service) -> int:
+    return shutil.disk_usage(nearest_folder(service.settings.root)).free
 
 
 def _needs(name: str, value: float) -> str:

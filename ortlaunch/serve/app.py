@@ -32,7 +32,9 @@ from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.noted import Noted
 from ortlaunch.serve.oidc import Provider
+from ortlaunch.serve.openapi import described
 from ortlaunch.serve.pages.errors import for_browsers
+from ortlaunch.serve.secret import new_secret
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
 from ortlaunch.serve.unfit import Unavailable, Unfit
@@ -50,6 +52,7 @@ started and stopped with the service; both return soon."""
 STATIC = Path(__file__).parent / "static"
 OF_COMPARE = ("page/uplot", "page/shared")
 """Folders of `ortlaunch.compare` whose files are served too: what the page of `compare` contains."""
+_OIDC_COOKIE = "__Host-ortlaunch-oidc"
 _ANSWERS = {
     HTTPException: refused,
     RequestValidationError: malformed,
@@ -94,6 +97,18 @@ def make_app(settings: Settings) -> FastAPI:
         app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))
+    if service.provider is not None:
+        from starlette.middleware.sessions import SessionMiddleware
+
+        # What Authlib remembers of a login that has begun. Lax: the browser comes back from another site.
+        app.add_middleware(
+            SessionMiddleware,
+            secret_key=new_secret(),
+            session_cookie=_OIDC_COOKIE,
+            max_age=600,
+            same_site="lax",
+            https_only=True,
+        )
     app.add_middleware(Noted, service=service)
     app.add_middleware(Leaving)
     app.add_middleware(Guard, settings=settings)
@@ -118,7 +133,7 @@ def _own_routes(app: FastAPI) -> APIRouter:
 
     @router.get("/api/openapi.json", include_in_schema=False)
     def schema(_caller: Caller = Depends(needs(Role.viewer))) -> JSONResponse:  # noqa: B008
-        return JSONResponse(app.openapi())
+        return JSONResponse(described(app))
 
     return router
 

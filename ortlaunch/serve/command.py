@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.addresses import split_address
@@ -25,6 +25,8 @@ from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settings
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ortlaunch.serve.service import Service
 
 NEEDED = ("alembic", "argon2", "fastapi", "httptools", "jinja2", "prometheus_client", "sqlalchemy", "uvicorn")
@@ -87,6 +89,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         oidc_issuer=options.oidc_issuer,
         oidc_client=options.oidc_client,
         oidc_claim=options.oidc_claim,
+        identity_header=options.identity_header,
         on_end=options.on_end,
     )
 
@@ -117,6 +120,8 @@ def check(settings: Settings) -> None:
         raise RequestError(
             f"serve: nobody can open {settings.host}: give the address that people open, --public-url=URL"
         )
+    if settings.identity_header is not None and settings.trusted_proxy is None:
+        raise RequestError("serve: --identity-header needs --trusted-proxy ADDRESS: others could write the header too")
     if settings.oidc_issuer is not None or settings.oidc_client is not None:
         _check_provider(settings)
     if settings.on_end is not None:
@@ -227,15 +232,14 @@ def _serve(settings: Settings) -> int:
         app = make_app(settings)
         _greet(settings, app.state.service, bound.getsockname()[1])
         config = uvicorn.Config(
-            app,
+            _behind_proxy(app, settings),
             log_level="warning",
             access_log=False,
             server_header=False,
             ws="none",
             lifespan="on",
             http=protocol_for(settings.trusted_proxy),
-            proxy_headers=settings.trusted_proxy is not None,
-            forwarded_allow_ips=settings.trusted_proxy,
+            proxy_headers=False,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
             timeout_graceful_shutdown=_LEAVING_SECONDS,
@@ -243,6 +247,21 @@ def _serve(settings: Settings) -> int:
         server = uvicorn.Server(config)
         server.run(sockets=[bound])
     return exit_codes.DONE if server.started else exit_codes.FAILED
+
+
+def _behind_proxy(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Lets the headers of the trusted proxy count, and those of nobody else."""
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+    from ortlaunch.serve.identity import ByProxy
+
+    if settings.trusted_proxy is None:
+        return app
+    # uvicorn's types of an application are others than Starlette's.
+    inner: Any = ProxyHeadersMiddleware(app, trusted_hosts=settings.trusted_proxy)  # type: ignore[arg-type]
+    if settings.identity_header is None:
+        return cast("ASGIApp", inner)
+    return ByProxy(inner, settings.trusted_proxy, settings.identity_header)
 
 
 def _another(settings: Settings) -> str:
@@ -327,6 +346,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--oidc-issuer", metavar="URL", help="an OpenID Connect provider that vouches for users, by its address")
     add("--oidc-client", metavar="ID", help=f"how the provider knows the service; its secret is in {OIDC_SECRET}")
     add("--oidc-claim", metavar="NAME", default="preferred_username", help="the claim with the user's name here")
+    add("--identity-header", metavar="NAME", help="the header by which the trusted proxy says who somebody is")
     add("--on-end", metavar="COMMAND", help="run for each run that ends, with JSON on its standard input")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

@@ -44,7 +44,7 @@ def compared(service: Service, caller: Caller, ids: str) -> dict[str, Any]:
         Refused: the runs cannot be compared.
         Unavailable: there is no answer.
     """
-    found = [found_run(service, one) for one in runs_of(ids)]
+    found = [found_run(service, caller, one) for one in runs_of(ids)]
     reader = caller.unix_user
     if reader is None or not service.actor.may_act_for(reader):
         reader = own_user()

@@ -42,7 +42,7 @@ def protocol_for(trusted_proxy: str | None) -> type[HttpToolsProtocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             address = self.client[0] if self.client is not None else ""
-            if proxy is None or not _is_in(address, proxy):
+            if proxy is None or not is_in(address, proxy):
                 self._network = network_of(address)
                 of_address[self._network] += 1
             if len(self.connections) > most or of_address[self._network or ""] > MOST_OF_ADDRESS:
@@ -85,7 +85,8 @@ def protocol_for(trusted_proxy: str | None) -> type[HttpToolsProtocol]:
     return Connection
 
 
-def _is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+def is_in(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    """Whether an address is one of a network."""
     try:
         return ipaddress.ip_address(address) in network
     except ValueError:

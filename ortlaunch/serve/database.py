@@ -21,7 +21,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.ownership import require_own
 
-VERSION = 3
+VERSION = 7
 """The number of the latest migration. It stands in SQLite's `user_version` too, where any ortlaunch looks first."""
 TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables")
 """The modules that declare tables."""

@@ -23,7 +23,7 @@ SESSION_REQUESTS = 100
 """Requests a second of one browser."""
 NOTED = 60
 """Refusals and downloads of one person a minute that get into the audit."""
-MOST_COMPARED = 20
+MOST_COMPARED = 50
 """Runs of one comparison."""
 _MOST_KEYS = 10_000
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from ortlaunch.base.files import nearest_folder
 from ortlaunch.config.devices import usable_cores
+from ortlaunch.serve.access import Caller
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.dispatcher import Queue, has_process
 from ortlaunch.serve.queue import store
@@ -45,6 +46,7 @@ class Taken:
     memory: int
     """Bytes, without files and memory that its processes share."""
     limits: dict[str, float]
+    project: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Look:
     gpus: dict[str, dict[str, float]]
     """By slot: ``busy``, and the share of its ``memory``."""
     runs: list[Taken]
+
+    def seen_by(self, caller: Caller) -> Look:
+        """Returns it without the runs that somebody does not see."""
+        return replace(self, runs=[run for run in self.runs if caller.sees(run.project)])
 
 
 @dataclass
@@ -124,20 +130,21 @@ class Machine:
         self._spent[job.pid] = now, spent
         # Processes that have ended take their times along.
         cores = max(0.0, spent - had) / (now - before) if before else 0.0
-        return Taken(job.run_key, job.name, job.owner, job.taken, round(cores, 2), memory, job.limits)
+        return Taken(job.run_key, job.name, job.owner, job.taken, round(cores, 2), memory, job.limits, job.project)
 
-    def as_dict(self, minutes: int) -> dict[str, Any]:
+    def as_dict(self, minutes: int, caller: Caller) -> dict[str, Any]:
         """Returns how the machine is, and was in the last minutes.
 
         Args:
             minutes: how many of them.
+            caller: who asks.
         """
         since = time.time() - 60 * minutes
         return {
             "cores": usable_cores(),
             "memory": psutil.virtual_memory().total,
-            "now": None if self.now is None else asdict(self.now),
-            "before": [asdict(look) for look in self.day if look.at >= since],
+            "now": None if self.now is None else asdict(self.now.seen_by(caller)),
+            "before": [asdict(look.seen_by(caller)) for look in self.day if look.at >= since],
         }
 
 

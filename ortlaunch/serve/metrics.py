@@ -72,7 +72,7 @@ class ServiceCollector(Collector):
             jobs = dict(session.execute(select(Job.state, func.count()).group_by(Job.state)).all())
         yield _by("jobs", "Open jobs of the queue.", "state", {state: jobs.get(state, 0) for state in OPEN_STATES})
         unsent = sum(run.unsent for run in self._service.runs.runs.values())
-        yield _by("runs", "Rows of the list.", "state", facets_of(self._service)["states"])
+        yield _by("runs", "Rows of the list.", "state", facets_of(self._service, None)["states"])
         yield _one("relay_unsent_bytes", "Bytes of journals that tracking servers have not got.", unsent)
         yield from self._slots({name for names in taken for name in names})
         yield _one("streams", "Open event streams.", self._service.streams.count)

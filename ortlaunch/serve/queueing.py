@@ -18,7 +18,7 @@ from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
 
 
-def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:
+def queue_state(service: Service, caller: Caller) -> dict[str, Any]:
     """Returns the slots, the jobs that wait and those that hold slots, and the users' shares."""
     slate, plan, now = service.queue.slate(), service.queue.plan, time.time()
     places = service.queue.positions()
@@ -28,17 +28,17 @@ def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:
         waiting = store.in_states(session, JobState.WAITING)
         shares = store.shares(session, now)
     for job in (one for one in holding if one.is_here):
-        shares[job.owner] = shares.get(job.owner, 0.0) + charged(len(job.taken)) * store.seconds_run(job, now)
+        shares[job.account] = shares.get(job.account, 0.0) + charged(len(job.taken)) * store.seconds_run(job, now)
     waiting.sort(key=lambda job: (places.get(job.id, len(places) + 1), job.number))
     return {
         "paused": set_by_admins.paused,
         "draining": set_by_admins.is_drained,
-        "slots": _slots(slate, holding, set_by_admins),
+        "slots": _slots(slate, holding, set_by_admins, caller),
         "waiting": [
-            _shown(job) | {"position": place, "starts_by": plan.promised.get(job.id)}
+            _shown(job, caller) | {"position": place, "starts_by": plan.promised.get(job.id)}
             for place, job in enumerate(waiting, start=1)
         ],
-        "running": [_shown(job) | {"slots_held": job.taken} for job in holding],
+        "running": [_shown(job, caller) | {"slots_held": job.taken} for job in holding],
         "shares": [{"owner": owner, "slot_seconds": used} for owner, used in sorted(shares.items())],
     }
 
@@ -88,12 +88,14 @@ def set_priority(service: Service, caller: Caller, job_id: str, priority: int) -
             raise HTTPException(409, f"it is {job.state}: only a waiting job has a place in the queue")
         record(session, caller, "queue.priority", job.id, {"from": job.priority, "to": priority})
         job.priority = priority
-        shown = _shown(job)
+        shown = _shown(job, caller)
     service.queue.wake()
     return shown
 
 
-def _slots(slate: store.Slate, holding: list[Job], set_by_admins: store.Switches) -> list[dict[str, Any]]:
+def _slots(
+    slate: store.Slate, holding: list[Job], set_by_admins: store.Switches, caller: Caller
+) -> list[dict[str, Any]]:
     holder = {name: job for job in holding for name in job.taken}
     found = []
     for name in slate.names:
@@ -104,17 +106,20 @@ def _slots(slate: store.Slate, holding: list[Job], set_by_admins: store.Switches
             note = slate.withheld[name]
         elif is_held:
             note = "an administrator has taken it out"
-        run = {"run": job.run_key, "run_name": job.name} if job is not None else {"run": None, "run_name": None}
+        seen = job if job is not None and caller.sees(job.project) else None
+        run = {"run": seen and seen.run_key, "run_name": seen and seen.name}
         found.append({"name": name, "state": state, **run, "note": note})
     return found
 
 
-def _shown(job: Job) -> dict[str, Any]:
+def _shown(job: Job, caller: Caller) -> dict[str, Any]:
+    is_seen = caller.sees(job.project)
     return {
-        "id": job.run_key,
+        "id": job.run_key if is_seen else None,
         "job": job.id,
-        "owner": job.owner,
-        "name": job.name,
+        "owner": job.owner if is_seen else None,
+        "name": job.name if is_seen else "a run of another project",
+        "project": job.project if is_seen else None,
         "state": job.state,
         "slots": job.slots,
         "needs": job.needs,

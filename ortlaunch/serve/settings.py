@@ -46,6 +46,8 @@ class Settings:
     """The name by which the provider knows the service."""
     oidc_claim: str = "preferred_username"
     """The provider's claim that holds the name of the user here."""
+    identity_header: str | None = None
+    """The header by which the trusted proxy says who somebody is."""
     on_end: str | None = None
     """A command that is run for each run that ends."""
 

@@ -138,7 +138,7 @@ class Streams:
             raise unfit(f"a stream has 1 to {MOST_TOPICS} topics", "topics")
         known = parsed_topics(last, is_strict=False)
         positions = {topic: known.get(topic) or position for topic, position in wanted.items()}
-        return EventStream(self, caller, positions, self._tails(wanted))
+        return EventStream(self, caller, positions, self._tails(caller, wanted))
 
     def enter(self, caller: Caller) -> None:
         """Counts a stream.
@@ -179,7 +179,7 @@ class Streams:
             if caller in refused:
                 yield encoded("bye", {"reason": "you are logged out, or the token was revoked"}) + b"\n"
                 return
-            is_behind, events = await self._news(followed)
+            is_behind, events = await self._news(followed, caller.view)
             if events:
                 sent_at = time.monotonic()
                 yield b"".join(events)
@@ -199,16 +199,16 @@ class Streams:
         is_offset = position is not None and position.isdecimal() and len(position) < 16
         return Followed(topic, file, int(position) if position is not None and is_offset else None)
 
-    async def _news(self, followed: list[Followed]) -> tuple[bool, list[bytes]]:
+    async def _news(self, followed: list[Followed], view: frozenset[str] | None) -> tuple[bool, list[bytes]]:
         """Returns whether a file has much more, and the events of all topics, each with the position after it."""
         asked: list[tuple[Followed, asyncio.Task[Any]]] = []
         for one in followed:
             if one.file is None:
-                asked.append((one, self._look((_LIST, one.at), self._list_change, one.at)))
+                asked.append((one, self._look((_LIST, one.at, view), self._list_change, one.at, view)))
                 continue
             asked.append((one, self._look((one.file, one.at), self._file_piece, one.file, one.at)))
             if one.file.tail.event == "run" and self._changes.has_moved(one.file.place, one.number):
-                asked.append((one, self._look(("row", one.file.place), self._row, one.file.place)))
+                asked.append((one, self._look(("row", one.file.place, view), self._row, one.file.place, view)))
         await asyncio.wait([look for _, look in asked], timeout=_HANGING_SECONDS)
         events: list[bytes] = []
         is_behind = False
@@ -260,22 +260,22 @@ class Streams:
     async def _file_piece(self, file: File, at: int | None) -> tuple[Piece, bytes]:
         return await file.look(self._service, self._second, at)
 
-    async def _list_change(self, number: int) -> tuple[int, bytes]:
+    async def _list_change(self, number: int, view: frozenset[str] | None) -> tuple[int, bytes]:
         now, change = self._changes.after(number)
         if change is None or len(change.places) > _MOST_ROWS:
             return now, encoded("reload", {"topic": _LIST})
         if now == number:
             return now, b""
-        rows = await anyio.to_thread.run_sync(self._rows, sorted(change.places))
+        rows = await anyio.to_thread.run_sync(self._rows, sorted(change.places), view)
         return now, encoded(_LIST, {"rows": rows, "gone": list(change.gone)})
 
-    async def _row(self, place: str) -> tuple[int, bytes]:
+    async def _row(self, place: str, view: frozenset[str] | None) -> tuple[int, bytes]:
         now = self._changes.number
-        rows = await anyio.to_thread.run_sync(self._rows, [place])
+        rows = await anyio.to_thread.run_sync(self._rows, [place], view)
         return now, b"".join(encoded("run", {"id": row["id"], "row": row, "points": {}}) for row in rows)
 
-    def _rows(self, places: list[str]) -> list[Any]:
-        return list(rows_of(self._service, places).values())
+    def _rows(self, places: list[str], view: frozenset[str] | None) -> list[Any]:
+        return list(rows_of(self._service, places, view).values())
 
     async def _refused(self) -> set[Caller] | None:
         """Those who may not listen any more; None if it cannot be asked: the browsers then come back."""
@@ -286,7 +286,7 @@ class Streams:
             _LOG.exception("it could not be asked who may listen to events")
             return None
 
-    def _tails(self, topics: Iterable[str]) -> dict[str, tuple[str, FileTail]]:
+    def _tails(self, caller: Caller, topics: Iterable[str]) -> dict[str, tuple[str, FileTail]]:
         """The files of topics, as `_tail` finds them.
 
         A run or a log that is gone is left out: one that a page still shows must not end the events of all others.
@@ -300,7 +300,7 @@ class Streams:
                 continue
             _, asked, *rest = topic.split(":")
             try:
-                runs[asked] = runs.get(asked) or find(self._service, asked)
+                runs[asked] = runs.get(asked) or find(self._service, caller, asked)
                 found[topic] = _tail(runs[asked], *rest)
             except (HTTPException, Unfit) as error:
                 refusals.append(error)

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import HTTPException
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from ortlaunch.base.secrets import hidden, without_secrets_in_words
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.access import Caller, Role, may_change, require_unchanged
 from ortlaunch.serve.actor import Refused, own_user
-from ortlaunch.serve.allowance import NEEDS, allowed, in_words, limits_of
+from ortlaunch.serve.allowance import NEEDS, allowed, in_words, limits_of, require_disk
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.kept import forget, keep, kept, secrets_among
+from ortlaunch.serve.projects import of_new_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import gpus_of
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.tables import User
+from ortlaunch.serve.tables import RunNote, User
 from ortlaunch.serve.unfit import unfit
 
+_UNREADABLE = "the check gave an answer that cannot be read"
 _MOST_OPEN = 1000
 """Jobs of one user that are not over."""
 _LONGEST_KEY = 200
@@ -93,88 +96,79 @@ def limits_for(service: Service, caller: Caller) -> list[str]:
         return in_words(limits_of(session)[caller.role.name])
 
 
-def check(service: Service, caller: Caller, job: str | None, keys: Mapping[str, Any], minutes: float | None) -> Any:
-    """Returns what would be started: ``command``, ``plan``, ``slots``, ``minutes``, ``name``, ``experiment``.
+def check(service: Service, caller: Caller, wanted: Sequence[Submission]) -> dict[str, Any]:
+    """Returns what would be started: of the first run what the API shows, and how many ``runs`` there are.
 
     Raises:
         Unfit: the request is refused.
     """
-    wanted = judge(job, keys, caller.role, minutes)
-    with reading(service.engine) as session:
-        run_key = store.new_run_key(session)
-    checked, allowance = _check(service, caller, unix_user_of(service, caller), wanted, run_key)
+    checked, allowance = _check(service, caller, unix_user_of(service, caller), wanted)[0]
     shown = ("command", "plan", "slots", "needs", "name", "experiment", "launcher", "steps")
-    return {name: checked[name] for name in shown} | {"minutes": allowance.minutes}
+    return {name: checked[name] for name in shown} | {"minutes": allowance.minutes, "runs": len(wanted)}
 
 
 def submit(
     service: Service,
     caller: Caller,
-    job: str | None,
-    keys: Mapping[str, Any],
-    minutes: float | None,
+    wanted: Sequence[Submission],
     idempotency_key: str | None = None,
+    project: str = "",
 ) -> Submitted:
-    """Puts a run into the queue.
+    """Puts runs into the queue, all of them or none; several are a sweep.
 
     Args:
         service: the service.
-        caller: who submits it.
-        job: the ready job; None for the defaults.
-        keys: the keys.
-        minutes: the time limit.
-        idempotency_key: the same key always means the same job.
+        caller: who submits them.
+        wanted: the runs.
+        idempotency_key: the same key always means the same job, of a sweep its first one.
+        project: the project that they belong to; it may be left out by those who have one or none.
 
     Raises:
         Unfit: the request is refused.
     """
-    wanted = judge(job, keys, caller.role, minutes)
-    unix_user, digest = unix_user_of(service, caller), store.digest_of(wanted.as_dict())
+    project = of_new_run(caller, project)
+    unix_user, digest = unix_user_of(service, caller), store.digest_of([project, *(one.as_dict() for one in wanted)])
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= _LONGEST_KEY:
         raise unfit(f"Idempotency-Key: must have 1 to {_LONGEST_KEY} characters")
     with reading(service.engine) as session:
         known = _known(session, caller, idempotency_key, digest)
-        run_key = store.new_run_key(session)
     if known is not None:
         return Submitted(known, is_new=False)
-    checked, allowance = _check(service, caller, unix_user, wanted, run_key)
-    intent = _Intent(wanted, unix_user, run_key, idempotency_key, digest, allowance)
-    return _stored(service, caller, intent, checked)
-
-
-@dataclass(frozen=True)
-class _Intent:
-    """A request that was checked and is to be stored."""
-
-    wanted: Submission
-    unix_user: str
-    run_key: str
-    idempotency_key: str | None
-    digest: str
-    allowance: store.Allowance
-
-
-def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str, Any]) -> Submitted:
-    """Writes the job of a checked request, and lets the queue decide about it."""
-    request, key = hidden("", intent.wanted.as_dict()), intent.idempotency_key
-    secrets = secrets_among(intent.wanted.keys, checked["words"])
+    checked = _check(service, caller, unix_user, wanted)
     with writing(service.engine) as session:
         # Another request with this key may have come first while this one was checked.
-        known = _known(session, caller, key, intent.digest)
+        known = _known(session, caller, idempotency_key, digest)
         if known is not None:
             return Submitted(known, is_new=False)
         # The check takes up to a minute. Who was locked out meanwhile has no job that waits, and gets none.
         require_unchanged(service, session, caller)
-        _check_number(session, caller)
-        owner = caller.user_id, caller.name
-        keep(service.settings.secrets, str(checked["run_dir"]), secrets)
-        made = store.add_job(
-            session, owner, intent.unix_user, intent.run_key, request, _shown(checked), intent.allowance
-        )
-        if key is not None:
-            store.remember(session, caller.user_id, key, intent.digest, made)
-        record(session, caller, "run.submit", made.id, {"run": intent.run_key, **request})
-    return Submitted(_decided(service, made.id), is_new=True)
+        _check_number(session, caller, len(wanted))
+        jobs = [
+            _stored(service, session, caller, (unix_user, one), found)
+            for one, found in zip(wanted, checked, strict=True)
+        ]
+        for job in jobs:
+            job.project, job.sweep = project, jobs[0].run_id if len(jobs) > 1 else None
+        if idempotency_key is not None:
+            store.remember(session, caller.user_id, idempotency_key, digest, jobs[0])
+    return Submitted(_decided(service, jobs[0].id), is_new=True)
+
+
+def _stored(
+    service: Service,
+    session: Session,
+    caller: Caller,
+    asked: tuple[str, Submission],
+    found: tuple[dict[str, Any], store.Allowance],
+) -> Job:
+    """Writes the job of a request of a Unix user's that was checked."""
+    (unix_user, wanted), (checked, allowance) = asked, found
+    request = hidden("", wanted.as_dict())
+    keep(service.settings.secrets, str(checked["run_dir"]), secrets_among(wanted.keys, checked["words"]))
+    owner, run_key = (caller.user_id, caller.name), checked["run_key"]
+    made = store.add_job(session, owner, unix_user, run_key, request, _shown(checked), allowance)
+    record(session, caller, "run.submit", made.id, {"run": run_key, **request})
+    return made
 
 
 def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -183,7 +177,7 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     Raises:
         HTTPException: 404 for an unknown run.
     """
-    found = find(service, asked)
+    found = find(service, caller, asked)
     with reading(service.engine) as session:
         query = select(Job).where(Job.run_id == found.run_id, Job.resumes.is_(False), Job.run_dir == found.place)
         job = session.scalars(query.limit(1)).first()
@@ -191,13 +185,14 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         given = job.request["keys"]
         secrets = kept(service.settings.secrets, found.place) if may_change(caller, found.owner) else {}
         keys = hidden("", given) | {key: secrets[key] for key in given if key in secrets}
-        return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "left_out": []}
+        script = job.request.get("script", "")
+        return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "script": script, "left_out": []}
     stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
     known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
     names = {one["name"] for one in jobs_to_choose()}
     left_out = [*stored["left_out"], *(key for key in stored["keys"] if key not in known)]
     ready = stored["job"] if stored["job"] in names else None
-    return {"job": ready, "keys": known, "minutes": None, "left_out": left_out}
+    return {"job": ready, "keys": known, "minutes": None, "script": stored["script"], "left_out": left_out}
 
 
 def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -250,7 +245,7 @@ def resume(
         Unfit: the request is refused.
     """
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     wanted = judge(None, keys, caller.role, minutes)
     digest = store.digest_of({"resume": found.place, **wanted.as_dict()})
     with reading(service.engine) as session:
@@ -278,6 +273,7 @@ def resume(
         keep(service.settings.secrets, found.place, secrets_among(wanted.keys, checked["words"]))
         asked_for = hidden("", wanted.as_dict())
         job = store.add_job(session, (user_id, owner), found.unix_user, key, asked_for, _shown(checked), allowance)
+        job.project = found.project
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
@@ -305,7 +301,7 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         Unfit: the run has no complete checkpoint, or only an author may execute its model's code.
     """
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     with writing(service.engine) as session:
         record(session, caller, "run.export", found.id)
     secrets = kept(service.settings.secrets, found.place)
@@ -313,9 +309,22 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     return _asked(service, found.unix_user, "export_weights", request)
 
 
+def annotate(service: Service, caller: Caller, asked: str, title: str, tags: list[str], note: str) -> None:
+    """Writes what people say of a run: another name, tags and a note.
+
+    Raises:
+        HTTPException: 404 or 403.
+    """
+    found = _changeable(service, caller, asked)
+    written = {"title": title.strip(), "tags": sorted({tag.strip() for tag in tags} - {""}), "note": note.strip()}
+    with writing(service.engine) as session:
+        session.merge(RunNote(place=found.place, **written))
+        record(session, caller, "run.note", found.id, written)
+
+
 def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found = _changeable(service, caller, asked)
-    found_run(service, asked)
+    found_run(service, caller, asked)
     _settle(service, found)
     with writing(service.engine) as session:
         require_unchanged(service, session, caller)
@@ -339,7 +348,7 @@ def _decided(service: Service, job_id: str) -> Job:
 
 
 def _changeable(service: Service, caller: Caller, asked: str) -> Found:
-    found = find(service, asked)
+    found = find(service, caller, asked)
     if not may_change(caller, found.owner):
         raise HTTPException(403, "this run belongs to somebody else")
     return found
@@ -351,15 +360,27 @@ def _require_closed(job: Job | None) -> None:
 
 
 def _check(
-    service: Service, caller: Caller, unix_user: str, wanted: Submission, run_key: str
-) -> tuple[dict[str, Any], store.Allowance]:
-    """Returns what the check of a new run says, and what the run may take."""
-    checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
-    checked = _sound(service, checked, service.actor.folder_of(unix_user))
-    # The index leaves hidden folders out, as those of the service are: such a run would start and never be seen.
-    if Path(checked["run_dir"]).parent.name.startswith("."):
-        raise unfit("must not begin with '.': the service does not look into hidden folders", "experiment")
-    return checked, _allowed(service, caller, wanted, checked)
+    service: Service, caller: Caller, unix_user: str, wanted: Sequence[Submission]
+) -> list[tuple[dict[str, Any], store.Allowance]]:
+    """Returns of each new run what its check says, with its ``run_key``, and what it may take."""
+    with reading(service.engine) as session:
+        asked = [{"words": one.words, "run_key": store.new_run_key(session)} for one in wanted]
+    if len(asked) == 1:
+        answers = [_asked(service, unix_user, "check", asked[0])]
+    else:
+        answers = _asked(service, unix_user, "check_sweep", {"runs": asked})["runs"]
+    if not isinstance(answers, list) or len(answers) != len(asked):
+        raise unfit(_UNREADABLE)
+    found = []
+    for one, request, answer in zip(wanted, asked, answers, strict=True):
+        checked = _sound(service, answer, service.actor.folder_of(unix_user))
+        # The index leaves hidden folders out, as those of the service are: such a run would start and never be seen.
+        if Path(checked["run_dir"]).parent.name.startswith("."):
+            raise unfit("must not begin with '.': the service does not look into hidden folders", "experiment")
+        allowance = _allowed(service, caller, one, checked)
+        found.append(({**checked, "run_key": request["run_key"]}, allowance))
+    require_disk(service, [checked for checked, _ in found])
+    return found
 
 
 def _allowed(service: Service, caller: Caller, wanted: Submission, checked: Mapping[str, Any]) -> store.Allowance:
@@ -383,7 +404,7 @@ def _sound(service: Service, checked: dict[str, Any], below: Path) -> dict[str, 
     is_sound = is_sound and isinstance(needs, dict) and set(needs) == (set(NEEDS) if slots else set())
     is_sound = is_sound and all(type(one) in (int, float) and 0 <= one < math.inf for one in needs.values())
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise unfit("the check gave an answer that cannot be read")
+        raise unfit(_UNREADABLE)
     if slots > total and (trouble := service.queue.slots.trouble):
         raise HTTPException(503, f"the GPUs of this machine cannot be determined: {trouble}", {"Retry-After": "10"})
     if slots > total:
@@ -416,10 +437,10 @@ def _known(session: Any, caller: Caller, key: str | None, digest: str) -> Job | 
     return job
 
 
-def _check_number(session: Any, caller: Caller) -> None:
+def _check_number(session: Session, caller: Caller, more: int) -> None:
     query = select(func.count()).select_from(Job).where(Job.owner == caller.name, Job.state.in_(OPEN_STATES))
-    if (session.scalar(query) or 0) >= _MOST_OPEN:
-        raise HTTPException(429, f"you have {_MOST_OPEN} jobs in the queue", {"Retry-After": "60"})
+    if (session.scalar(query) or 0) + more > _MOST_OPEN:
+        raise HTTPException(429, f"nobody has more than {_MOST_OPEN} jobs in the queue", {"Retry-After": "60"})
 
 
 def _takes_any(chosen: Mapping[str, str]) -> bool:

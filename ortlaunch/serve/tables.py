@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Float, ForeignKey, Index, String
+from sqlalchemy import JSON, Float, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ortlaunch.serve.database import Base
@@ -19,8 +19,21 @@ class User(Base):
     """As whom this person's runs start."""
     password: Mapped[str | None]
     """The argon2id hash; None before the person has chosen a password."""
+    subject: Mapped[str | None] = mapped_column(unique=True)
+    """The issuer and the subject by which an OpenID Connect provider has vouched for the person."""
+    projects: Mapped[list[str]] = mapped_column(JSON, default=list, server_default="[]")
+    """The projects that the person is a member of."""
     disabled: Mapped[bool] = mapped_column(default=False)
     created: Mapped[float]
+
+
+class Project(Base):
+    """People who see each other's runs, which share what the queue gives them."""
+
+    __tablename__ = "projects"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    slots: Mapped[float | None] = mapped_column(Float)
+    """Those that its runs may hold at a time; None: no limit."""
 
 
 class LoginSession(Base):
@@ -74,6 +87,18 @@ class AuditEntry(Base):
     detail: Mapped[str]
     """JSON, without secrets."""
     __table_args__ = (Index("audit_at", "at"),)
+
+
+class RunNote(Base):
+    """What people have written about a run."""
+
+    __tablename__ = "run_notes"
+    place: Mapped[str] = mapped_column(Text, primary_key=True)
+    """The run folder."""
+    title: Mapped[str]
+    """It is shown instead of the run's name; empty for that."""
+    tags: Mapped[list[str]] = mapped_column(JSON)
+    note: Mapped[str]
 
 
 class RoleLimits(Base):

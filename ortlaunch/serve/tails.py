@@ -16,7 +16,7 @@ from ortlaunch.run.journal import decoded_lines
 from ortlaunch.run.run import Run
 from ortlaunch.serve.follow.beneath import identity, open_beneath
 from ortlaunch.serve.follow.curves import MetricNames
-from ortlaunch.serve.follow.logs import clean, read_after, whole_lines
+from ortlaunch.serve.follow.logs import read_after, shown, whole_lines
 
 PIECE_BYTES = 256 * 1024
 """The largest piece. The text of an event has some more, for its quotes and line breaks."""
@@ -102,8 +102,8 @@ class LogTail(FileTail):
     event = "log"
 
     def told(self, before: bytes, lines: bytes) -> dict[str, Any]:
-        """Returns the lines as text; see `clean`."""
-        return {"text": clean(lines, before, is_cut=not lines.endswith(b"\n"))}
+        """Returns the lines as text; see `ortlaunch.serve.follow.logs.shown`."""
+        return {"text": shown(self._run, self._file, lines, before, is_cut=not lines.endswith(b"\n"))}
 
 
 class JournalTail(FileTail):
@@ -126,10 +126,11 @@ def _take(
 ) -> None:
     match event:
         case Measured():
+            told.setdefault("times", []).append((event.step, event.t / 1000))
             for name, value in event.values.items():
                 # JSON has neither NaN nor infinity.
-                shown = float(f"{value:.6g}") if value - value == 0 else None
-                points.setdefault(names[name], []).append((event.step, shown))
+                figure = float(f"{value:.6g}") if value - value == 0 else None
+                points.setdefault(names[name], []).append((event.step, figure))
         case Rewound():
             told["rewound"] = event.step
         case Ended():

@@ -56,11 +56,12 @@ async def in_thread(caller: Caller, function: Callable[..., _T], *words: Any, is
         return await asyncio.wrap_future(waiting.threads[is_long].submit(partial(function, *words)))
 
 
-async def reading_run(service: Service, asked: str, function: Callable[..., _T], *words: Any) -> _T:
+async def reading_run(service: Service, caller: Caller, asked: str, function: Callable[..., _T], *words: Any) -> _T:
     """Calls a function that reads the folder of a run.
 
     Args:
         service: the service.
+        caller: who asks.
         asked: the run's id.
         function: the function.
         *words: what it takes.
@@ -69,7 +70,7 @@ async def reading_run(service: Service, asked: str, function: Callable[..., _T],
         HTTPException: there is no such run.
         Unavailable: the run root does not answer.
     """
-    found = await to_thread.run_sync(find, service, asked)
+    found = await to_thread.run_sync(find, service, caller, asked)
     return await service.readers.call(found.place, function, *words, seconds=SECONDS)
 
 

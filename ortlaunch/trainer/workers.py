@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ortlaunch.base.errors import RequestError
+import ortlaunch
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.schema import Config, Device
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ def join(config: Config, device: Device) -> Workers:
 
     Raises:
         RequestError: CUDA is asked for and this torch has none.
+        TrainingError: the machines do not run the same software.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     threads = _threads()
@@ -70,6 +73,8 @@ def join(config: Config, device: Device) -> Workers:
         timeout=timeout,
         device_id=here if device is Device.cuda else None,
     )
+    if os.environ.get("LOCAL_WORLD_SIZE") != str(world_size):
+        check_software()
     return Workers(rank, world_size, here, threads)
 
 
@@ -176,6 +181,28 @@ def values_of_all(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     everyone = [value] * dist.get_world_size(group)
     dist.all_gather_object(everyone, value, group=group)
     return everyone
+
+
+def check_software() -> None:
+    """Compares the versions of all workers, by one collective.
+
+    Raises:
+        TrainingError: the machines do not run the same software.
+    """
+    host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    everyone = values_of_all((host, _versions()))
+    others = sorted({f"{host}: {versions}" for host, versions in everyone if versions != everyone[0][1]})
+    if others:
+        first = ": ".join(everyone[0])
+        raise TrainingError("the nodes do not run the same software:\n" + "\n".join([first, *others[:16]]))
+
+
+def _versions() -> str:
+    found = "none"
+    for name in ("onnxruntime-training", "onnxruntime-training-cpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(name)
+    return f"ortlaunch {ortlaunch.__version__}, torch {torch.__version__}, onnxruntime {found}"
 
 
 def leave_limits_to_watch() -> None:

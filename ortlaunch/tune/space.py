@@ -94,12 +94,14 @@ class Space:
             RequestError: the words do not compose, an axis is none, or the rules allow no cell.
         """
         self.free = tuple(free)
-        self._kept, self._given = _taken_apart(words, free)
+        self._kept, self._given = _taken_apart(words)
         """The words that say nothing about an axis, and the values of those that do."""
         self._composed: dict[tuple[str, ...], Config | RequestError] = {}
         _check_names(free, hold, self._given)
         self._as_given = self._with()
         """The configuration of the first given values, which need not be allowed."""
+        for key, values in self._given.items():
+            _check_list(key, values, free)
         _check(self._as_given)
         train, self._workers = self._as_given.train, _workers(self._as_given)
         self.batch = train.batch_size * train.grad_accumulation * self._workers
@@ -306,11 +308,11 @@ class Space:
         )
 
 
-def _taken_apart(words: Sequence[str], free: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+def _taken_apart(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The words that say nothing about an axis, and the values of the others by their keys.
 
     Raises:
-        RequestError: a list is given for a key that has no axis, or that is not freed and changes what is learned.
+        RequestError: a list does not name its values.
     """
     from hydra.core.override_parser.types import Glob
 
@@ -326,7 +328,8 @@ def _taken_apart(words: Sequence[str], free: Sequence[str]) -> tuple[list[str], 
             if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
                 raise RequestError(f"{word}: give the values one by one, with commas between them")
             values = [str(one) for one in itertools.islice(override.sweep_string_iterator(), _MOST_VALUES + 1)]
-            _check_list(word, key, values, free)
+            if len(values) > _MOST_VALUES:
+                raise RequestError(f"{word[:60]}: more than {_MOST_VALUES} values")
         if len(values) > 1 or key in (*AXES, _ACCUMULATION, _STAGE):
             given[key] = [value.strip("'\" ") for value in values]
         else:
@@ -334,17 +337,14 @@ def _taken_apart(words: Sequence[str], free: Sequence[str]) -> tuple[list[str], 
     return kept, given
 
 
-def _check_list(word: str, key: str, values: list[str], free: Sequence[str]) -> None:
-    if len(values) > _MOST_VALUES:
-        raise RequestError(f"{word[:60]}: more than {_MOST_VALUES} values")
+def _check_list(key: str, values: list[str], free: Sequence[str]) -> None:
+    """Refuses several values of a key that has no axis, or that is not freed and changes what is learned."""
+    if len(values) < 2:
+        return
+    word = f"{key}={','.join(values)}"
     if key in _NO_AXES or (same_work(key) and not key.startswith(_OF_SPEED)):
         raise RequestError(f"{word}: tune searches no values of {key}: give one (ortlaunch bench runs any grid)")
-    if (
-        key in free
-        or key in (BACKEND, TRAINER, WORKERS, CHECKPOINTING)
-        or key.startswith(_OF_SPEED)
-        or same_numbers(key)
-    ):
+    if key in (*free, BACKEND, TRAINER, WORKERS, CHECKPOINTING) or key.startswith(_OF_SPEED) or same_numbers(key):
         return
     what = "the global batch, of which the micro-batch is searched" if key == MICRO else "what is learned"
     raise RequestError(f"{word}: other values change {what}: give one, or add --free={key}")

@@ -13,8 +13,9 @@ from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name, swept_wor
 from ortlaunch.config.schema import LocalConfig, RunConfig
 from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.auto import chosen
-from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
+from ortlaunch.launch.launcher import QueueLauncher, SweepPlan
 from ortlaunch.launch.local.stop_flag import StopFlag
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
@@ -41,7 +42,7 @@ class Multirun:
         self._arguments = arguments
         self._varied = varied
         self._kind = kind
-        self._planned: list[PlannedRun] = []
+        self._planned: list[LaunchPlan] = []
         self._first: RunConfig | None = None
         self._sweep: Sweep | None = None
         self._name = ""
@@ -61,7 +62,7 @@ class Multirun:
     @property
     def run_dirs(self) -> list[Path]:
         """The folders of the runs so far."""
-        return [one.plan.run_dir for one in self._planned]
+        return [one.run_dir for one in self._planned]
 
     def combination(self, overrides: list[str]) -> str:
         """Returns what distinguishes a combination from the others."""
@@ -100,15 +101,15 @@ class Multirun:
             self._name = self._kind + swept_name(self._varied, config.name).removeprefix("sweep")
         self._check_launcher(config)
         name = name or combination_name(config, self._varied, overrides)
-        run = self._planned_run(dataclasses.replace(config, name=name), overrides, backend_reason)
-        self._planned.append(run)
+        plan = self._planned_run(dataclasses.replace(config, name=name), overrides, backend_reason)
+        self._planned.append(plan)
         launcher = launcher_of(config)
         if isinstance(launcher, QueueLauncher):
             return DONE
         if not config.launcher.dry_run:
             self._record_runs()
         try:
-            return launcher.submit(run.plan, run.config, overrides)
+            return launcher.submit(plan)
         except RequestError:
             if self.has_run:
                 # It has no folder.
@@ -138,12 +139,11 @@ class Multirun:
         if first != config.launcher.name:
             raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
 
-    def _planned_run(self, config: RunConfig, overrides: list[str], backend_reason: str | None) -> PlannedRun:
+    def _planned_run(self, config: RunConfig, overrides: list[str], backend_reason: str | None) -> LaunchPlan:
         """Plans a combination as the next run of the sweep."""
         config, why = chosen(config)
         task = SweepTask(self._folder, len(self._planned))
-        plan = dataclasses.replace(make_plan(config, why or backend_reason), sweep=task)
-        return PlannedRun(plan, config, overrides)
+        return dataclasses.replace(make_plan(config, why or backend_reason, overrides), sweep=task)
 
     def _record_runs(self) -> None:
         """Records the runs so far in the sweep's folder, which the first of them creates."""

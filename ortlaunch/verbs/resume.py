@@ -37,7 +37,6 @@ from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run, job_key
-from ortlaunch.run.state import RunState
 from ortlaunch.tracking import trackers
 
 _REWRITTEN_SECONDS = 2.0
@@ -90,10 +89,13 @@ def resume(arguments: list[str]) -> int:
         check_steps(checkpoint, config.train.steps)
     # An earlier version chose in the workers. It may have been killed before, and a job before its workers started.
     config, why = chosen(config)
-    plan, words = dataclasses.replace(_planned(config, run, state), backend_reason=why or None), ["resume", *arguments]
+    # A run that was killed early has journalled neither id nor name.
+    run_id, name = state.run_id or RunKey.of_folder(run.path.name).run_id, state.name or run.path.name
+    plan = plan_in(config, run.path, run_id, name, attempt=max(1, state.attempts))
+    plan = dataclasses.replace(plan, backend_reason=why or None, arguments=("resume", *arguments))
     if not launches:
-        return launcher_of(config).submit(plan, config, words)
-    return _launched(run, known, plan, config, words)
+        return launcher_of(config).submit(plan)
+    return _launched(plan, known)
 
 
 def _named(arguments: list[str]) -> Run:
@@ -136,35 +138,26 @@ def _configurations(run: Run, words: list[str]) -> tuple[RunConfig, RunConfig]:
     """
     # The variables come first, so that a key on the command line overrides them.
     stored = recorded(trackers.with_credentials(_stored_config(run.path), os.environ), run)
-    new = _changed(stored, words, run.path)
+    new = _changed(stored, words, has_checkpoint=bool(run.newest_checkpoint()))
     trackers.check_credentials(new)
     if isinstance(new, Config) and runs_ort_here(new):
         require_ort("resume: backend=ort, which the run keeps,", otherwise="")
     return stored, prepared(launcher_of(new).resumed(new, run.path))
 
 
-def _planned(config: RunConfig, run: Run, state: RunState) -> LaunchPlan:
-    """Returns the plan of the run's next attempt. A run that was killed early has journalled neither id nor name."""
-    run_id = state.run_id or RunKey.of_folder(run.path.name).run_id
-    return plan_in(config, run.path, run_id, state.name or run.path.name, attempt=max(1, state.attempts))
-
-
-def _launched(run: Run, known: int, plan: LaunchPlan, config: RunConfig, words: list[str]) -> int:
+def _launched(plan: LaunchPlan, known: int) -> int:
     """Launches the run while it is claimed, and returns its exit code.
 
     Args:
-        run: the run.
-        known: the number of the claim when the run was read.
         plan: the plan of its next attempt.
-        config: its configuration.
-        words: the command line, for the run's record.
+        known: the number of the claim when the run was read.
 
     Raises:
         RequestError: as for `_claimed`, or the launcher refuses the run.
     """
-    own_claim = _claimed(run, known)
+    own_claim = _claimed(plan.files, known)
     try:
-        return launcher_of(config).submit(plan, config, words)
+        return launcher_of(plan.config).submit(plan)
     finally:
         own_claim.release()
 
@@ -221,7 +214,7 @@ def _stored_config(run_dir: Path) -> RunConfig:
         raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def _changed(config: RunConfig, words: list[str], run_dir: Path) -> RunConfig:
+def _changed(config: RunConfig, words: list[str], *, has_checkpoint: bool) -> RunConfig:
     """Returns the configuration with keys changed. By default it resumes from the newest checkpoint.
 
     Raises:
@@ -232,7 +225,6 @@ def _changed(config: RunConfig, words: list[str], run_dir: Path) -> RunConfig:
             raise RequestError(
                 f"resume: {word}: a run keeps what it is made of; only single keys can change, such as train.steps"
             )
-    has_checkpoint = bool(Run(run_dir).newest_checkpoint())
     if has_checkpoint and isinstance(config, Config) and config.train.resume != "auto":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
     new = changed(config, words, "resume")

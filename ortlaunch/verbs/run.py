@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ortlaunch
@@ -46,7 +45,9 @@ def main(arguments: list[str]) -> int:
         raise RequestError("--: no script follows: ortlaunch [KEY=VALUE ...] -- train.py ARGUMENTS")
     words, after = _split_after(before)
     if script is not None:
-        words = _of_script(words)
+        from ortlaunch.compose.attached import words_beside
+
+        words = words_beside(words)
     try:
         return _Launches(arguments, words, after, script).run()
     finally:
@@ -98,6 +99,7 @@ class _Launches:
 
     def __call__(self, tree: DictConfig) -> float | None:
         """Launches one combination; returns its objective to a sweeper that chooses by it, None from any other run."""
+        from ortlaunch.compose.attached import with_command
         from ortlaunch.compose.hydra_tree import backend_reason, multirun_task
         from ortlaunch.compose.prepare import prepared
         from ortlaunch.config.load import to_run_config
@@ -109,7 +111,7 @@ class _Launches:
         if task is not None and self._multirun is None:
             hide_in_hydras_file(task.folder)
         try:
-            config = prepared(self._with_script(to_run_config(tree)))
+            config = prepared(with_command(to_run_config(tree), self._script))
             if self._after:
                 from ortlaunch.follow.after import after
 
@@ -123,14 +125,6 @@ class _Launches:
                 self._multirun.note_failure(self._multirun.combination(task.overrides), str(error))
             return None
         return self._returned(config) if task is not None and task.by_results and not self._code else None
-
-    def _with_script(self, config: RunConfig) -> RunConfig:
-        from ortlaunch.config.schema import ScriptRun
-
-        if self._script is None or not isinstance(config, ScriptRun):
-            return config
-        script = dataclasses.replace(config.script, command=self._script, folder=str(Path.cwd()))
-        return dataclasses.replace(config, script=script)
 
     def _close(self) -> int:
         if self._multirun is not None and (self._error is None or self._multirun.has_run):
@@ -147,7 +141,9 @@ class _Launches:
         # Its default name stays that of what was asked for.
         asked = config
         config, why = chosen(config)
-        return launcher_of(config).submit(make_plan(asked, why or reason), config, self._arguments)
+        return launcher_of(config).submit(
+            dataclasses.replace(make_plan(asked, why or reason, self._arguments), config=config)
+        )
 
     def _returned(self, config: RunConfig) -> float | None:
         """Returns the objective of the latest run. Without it the sweep ends, because all runs would lack it."""
@@ -166,26 +162,6 @@ class _Launches:
         if self._multirun is None:
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
         return self._multirun.take(config, task.overrides, reason)
-
-
-def _of_script(words: list[str]) -> list[str]:
-    """The words beside a script, with those of `ortlaunch.attach()` as the run keeps them.
-
-    Raises:
-        RequestError: a key belongs to ortlaunch's own loop, in whose place a script has its own.
-    """
-    from ortlaunch.compose.attached import is_for_attach, kept
-    from ortlaunch.config.schema import Config, RunConfig
-
-    words = [kept(word) if is_for_attach(word) else word for word in words]
-    of_loop = Config.__dataclass_fields__.keys() - RunConfig.__dataclass_fields__.keys()
-    for word in words:
-        key = word.lstrip("+~").partition("=")[0].partition(".")[0]
-        if key in of_loop and not word.startswith("-"):
-            raise RequestError(
-                f"{word}: {key} is a key of ortlaunch's own loop: give the script what it takes, after --"
-            )
-    return words
 
 
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -139,7 +139,7 @@ def test_a_warm_up_that_does_not_end_is_said(warmup: int, said: str, capsys: pyt
     config = to_config(compose_with_reason(["train.steps=10", f"scheduler.warmup_steps={warmup}"])[0])
     # The peak is reached in a step, or it is said that it is not.
     assert (max(config.scheduler.factor(done, 10) for done in range(10)) < 1) == bool(said)
-    folder.say_notes(make_plan(config), config)
+    folder.say_notes(make_plan(config))
     told = capsys.readouterr().err
     assert said in told if said else not told
 
@@ -156,10 +156,10 @@ def test_the_default_is_said_and_recorded(tmp_path, capfd, monkeypatch: pytest.M
     tree, reason = compose_with_reason(["tracking=none", "device=cpu"])
     config = to_config(tree)
     plan = make_plan(config, reason)
-    folder.write_run_folder(plan, config, [], Start([]))
+    folder.write_run_folder(plan, Start([]))
     with Journal(plan.journal) as journal:
-        folder.journal_start(journal, plan, config)
-    folder.say_notes(plan, config)
+        folder.journal_start(journal, plan)
+    folder.say_notes(plan)
     assert capfd.readouterr().err == f"note: {reason}\n"
     assert Run(plan.run_dir).state().tags["ortlaunch.backend_reason"] == reason
 

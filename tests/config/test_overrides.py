@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
-from ortlaunch.compose.composing import composed
-from ortlaunch.compose.hydra_options import register_options
 from ortlaunch.compose.hydra_tree import backend_reason, compose, multirun_task, run_with_hydra
 from ortlaunch.compose.overrides import check_overrides, parsed
 from ortlaunch.compose.prepare import prepared
@@ -224,56 +220,6 @@ def test_keys_alone_compose_as_hydras_own_program_does(words: list[str]) -> None
             [*words, *option], lambda tree: composed.append((to_config(tree), backend_reason(), multirun_task()))
         )
     assert composed[0] == composed[1]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["model=bert", "train.steps=3", "launcher=slurm", "launcher.time='1:00:00'", "name='a: b'"],
-        ["tracking=[mlflow,tensorboard]", "+profile=torch"],
-    ],
-)
-def test_a_shown_configuration_is_the_one_that_hydras_own_program_shows(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = []
-    # This package is the whole configuration.
-    for option in ([], ["--package", "_global_"]):
-        run_with_hydra([*words, "--cfg", "job", *option], pytest.fail)
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] != ""
-
-
-def test_a_shown_configuration_needs_no_parts_of_hydra_that_it_does_not_use() -> None:
-    """Each would cost a command that takes 0.2 s a millisecond or more."""
-    unused = "hydra._internal.core_plugins.bash_completion", "locale", "difflib", "signal", "tempfile", "zipfile"
-    code = f"""
-import sys
-sys.argv = ["ortlaunch", "--cfg", "job", "train.steps=3"]
-from ortlaunch.cli import main
-try:
-    main()
-except SystemExit as end:
-    print(end.code, sorted(set(sys.modules) & set({unused!r})))
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "0 []"
-
-
-@pytest.mark.parametrize("words", [[], ["model=vit", "backend=eager", "optimizer.lr=0.1", "+profile=torch"]])
-def test_a_composition_without_plugins_is_that_with_them(words: list[str]) -> None:
-    register_options(words)
-    trees = [composed(words, sets_hydra=sets_hydra) for sets_hydra in (False, True)]
-    assert _choices(trees[0]) == _choices(trees[1])
-    for tree in trees:
-        with open_dict(tree):
-            del tree["hydra"]
-    assert OmegaConf.to_yaml(trees[0]) == OmegaConf.to_yaml(trees[1])
-
-
-def _choices(tree: DictConfig) -> dict[str, Any]:
-    return dict(tree.hydra.runtime.choices)
 
 
 @pytest.mark.parametrize(

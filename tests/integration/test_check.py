@@ -40,7 +40,8 @@ class Averaging(Net):
         self.register_buffer("average", torch.zeros(32))
 
     def between(self, hidden, x):
-        self.average.data = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
+        value = 0.9 * self.average + 0.1 * hidden.detach().mean(0)
+        self.average.untyped_storage().copy_(value.untyped_storage())
         return hidden
 
 

@@ -38,9 +38,10 @@ class Runs:
         self.words: list[list[str]] = []
         self._codes = codes
 
-    def __call__(self, plan: Any, config: Any, words: list[str]) -> int:
+    def __call__(self, plan: Any) -> int:
+        config = plan.config
         self.started.append((config.name, config.seed))
-        self.words.append(words)
+        self.words.append(list(plan.arguments))
         code = self._codes.get(config.name.partition("-")[0], 0)
         if isinstance(code, RequestError):
             raise code

@@ -66,10 +66,10 @@ def test_no_secret_reaches_folder_or_journal(secrets: None, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     words = ["model=mlp", "tracking.uri=https://ann:hunter2@mlflow.example", "name='a run'"]
     config = to_config(compose(words))
-    plan = make_plan(config)
+    plan = make_plan(config, arguments=[*words, "+note=aws-hunter2-secret"])
     start = Start(["torchrun", "--note=aws-hunter2-secret"], {"PROXY": "http://ann:hunter2@proxy.example"})
-    folder.write_run_folder(plan, config, [*words, "+note=aws-hunter2-secret"], start)
-    folder.journal_start(Journal(plan.journal), plan, config)
+    folder.write_run_folder(plan, start)
+    folder.journal_start(Journal(plan.journal), plan)
     written = [path for path in plan.run_dir.rglob("*") if path.is_file()]
     assert {"env.json", "packages.txt", "journal.jsonl"} <= {path.name for path in written}
     for path in written:
@@ -80,9 +80,9 @@ def test_the_command_can_be_typed_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     words = ["model=mlp", "name=it's a $run", "tracking=none"]
     config = to_config(compose(["model=mlp", "tracking=none"]))
-    plan = make_plan(config)
-    folder.write_run_folder(plan, config, words, Start(["torchrun"]))
-    folder.journal_start(Journal(plan.journal), plan, config)
+    plan = make_plan(config, arguments=words)
+    folder.write_run_folder(plan, Start(["torchrun"]))
+    folder.journal_start(Journal(plan.journal), plan)
     events, _ = read_events(plan.journal, 0)
     (tags,) = [event["values"] for event in events if event["event"] == "tags"]
     assert shlex.split(tags["ortlaunch.command"]) == ["ortlaunch", *words]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.config.schema import LocalConfig, RunConfig
 from ortlaunch.launch.local.run import Outcome, _outcome
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start
@@ -20,7 +21,8 @@ FULL = TrainingError("the checkpoint of step 7 could not be written: No space le
 def part_of(folder: Path, nodes: int = 1) -> NodePart:
     run = Run(folder)
     run.journal().close()
-    return NodePart(LaunchPlan(folder, "aaaaaa", "n", 2, nodes=nodes), 0, 1, Start(["torchrun"]))
+    config = RunConfig(launcher=LocalConfig(nodes=nodes))
+    return NodePart(LaunchPlan(config, folder, "aaaaaa", "n", 2), 0, 1, Start(["torchrun"]))
 
 
 def ended(part: NodePart, code: int, number: int | None = None, *, by_themselves: bool = True) -> tuple[str, int, str]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ortlaunch.base import exit_codes
+from ortlaunch.config.schema import RunConfig
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.queue import job
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import Verdict
@@ -39,7 +41,7 @@ class Attempts:
     def __init__(self, *attempts: tuple[list[str], Verdict]) -> None:
         self.left = list(attempts)
 
-    def workers(self, _launcher: Any, _config: Any, _run_dir: Path, signals: Any) -> tuple[int, None]:
+    def workers(self, _launcher: Any, _plan: Any, signals: Any) -> tuple[int, None]:
         signals.seen += self.left[0][0]
         return 0, None
 
@@ -67,8 +69,8 @@ def run(launcher: Any, monkeypatch: pytest.MonkeyPatch, *attempts: tuple[list[st
     planned = Attempts(*attempts)
     monkeypatch.setattr(job, "_workers", planned.workers)
     monkeypatch.setattr(job, "decide", planned.decide)
-    config: Any = None
-    return job.run_job(launcher, config, Path("run")), len(planned.left)
+    plan = LaunchPlan(RunConfig(), Path("run"), "aaaaaa", "n", 1)
+    return job.run_job(launcher, plan), len(planned.left)
 
 
 def test_the_workers_start_again_until_the_run_is_over(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

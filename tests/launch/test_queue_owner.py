@@ -11,6 +11,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.queue.submission import Ticket
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.run import claim
@@ -41,12 +42,12 @@ def config() -> Config:
 
 
 def planned(config: Config, folder: Path) -> LaunchPlan:
-    return SlurmLauncher().plan(config, folder / "default" / "20261122-120000-net-abc123", "abc123", "net")
+    return plan_in(config, folder / "default" / "20261122-120000-net-abc123", "abc123", "net")
 
 
 def test_a_run_is_the_commands_until_it_is_the_jobs(config: Config, tmp_path: Path) -> None:
     cluster, plan = Cluster(takes=True), planned(config, tmp_path)
-    assert cluster.submit(plan, config, []) == 0
+    assert cluster.submit(plan) == 0
     (during,) = cluster.owners
     assert during is not None and during.process == Process.this() and during.job is None
     after = claim.owner(plan.files)
@@ -59,6 +60,6 @@ def test_a_run_is_the_commands_until_it_is_the_jobs(config: Config, tmp_path: Pa
 def test_a_refused_job_leaves_the_run_free(config: Config, tmp_path: Path) -> None:
     plan = planned(config, tmp_path)
     with pytest.raises(RequestError, match="no such partition"):
-        Cluster(takes=False).submit(plan, config, [])
+        Cluster(takes=False).submit(plan)
     claim.take(plan.files, after=1)
     assert claim.number(plan.files) == 2

@@ -35,7 +35,7 @@ def stored() -> Config:
     return to_config(compose(["model=mlp", "backend=eager", "launcher=slurm", "device=cpu"]))
 
 
-def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, tmp_path: Path) -> None:
+def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config) -> None:
     """YAML would take the time for 14400, and SLURM that for minutes."""
     words = [
         "launcher.time=4:00:00",
@@ -44,7 +44,7 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         "name='a, b'",
         "launcher.memory=null",
     ]
-    config = _changed(stored, [*words, "+launcher.env.NCCL_DEBUG=INFO"], tmp_path)
+    config = _changed(stored, [*words, "+launcher.env.NCCL_DEBUG=INFO"], has_checkpoint=False)
     assert isinstance(config.launcher, SlurmConfig)
     assert (config.launcher.time, config.launcher.memory) == ("4:00:00", None)
     assert (config.optimizer.lr, config.train.precision, config.name) == (1e-4, Precision.bf16, "a, b")
@@ -77,23 +77,21 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         ("run_root=other", "run_root: a run keeps what it is made of"),
     ],
 )
-def test_what_cannot_be_changed_is_said_with_its_key(stored: Config, tmp_path: Path, word: str, said: str) -> None:
+def test_what_cannot_be_changed_is_said_with_its_key(stored: Config, word: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
-        _changed(stored, [word], tmp_path)
+        _changed(stored, [word], has_checkpoint=False)
     message = str(caught.value)
     assert message.startswith("resume: ") and said in message and "\n" not in message
 
 
-def test_every_group_keeps_its_option(stored: Config, tmp_path: Path) -> None:
+def test_every_group_keeps_its_option(stored: Config) -> None:
     for group, options in GROUPS.items():
         other = next(name for name in options if name != getattr(getattr(stored, group), "name", None))
         with pytest.raises(RequestError, match=rf"^resume: .*{group}"):
-            _changed(stored, [f"{group}.name={other}"], tmp_path)
+            _changed(stored, [f"{group}.name={other}"], has_checkpoint=False)
 
 
-def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too() -> None:
     words = ["model=gpt2_nano", "backend=eager", "device=cpu", "data=text", "data.path=a", "trainer=deepspeed"]
     stored = to_config(compose(words))
     changes = [
@@ -106,13 +104,12 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
         "data.workers=1",
         "optimizer.lr=1e-5",
     ]
-    _changed(stored, changes, tmp_path)
-    monkeypatch.setattr("ortlaunch.run.run.Run.newest_checkpoint", lambda self: "step-5")
+    _changed(stored, changes, has_checkpoint=False)
     kept = ("data.seq_len", r"trainer: .*zero_stage=1", "seed", "optimizer.decay_bias_and_norm", "train.precision")
     for change, said in zip(changes, kept, strict=False):
         with pytest.raises(RequestError, match=f"^resume: {said}"):
-            _changed(stored, [change], tmp_path)
-    assert _changed(stored, changes[5:], tmp_path).data.workers == 1
+            _changed(stored, [change], has_checkpoint=True)
+    assert _changed(stored, changes[5:], has_checkpoint=True).data.workers == 1
 
 
 def test_a_configuration_that_another_launcher_writes_at_this_moment_is_waited_for(
@@ -150,12 +147,12 @@ def test_a_run_has_its_configuration_at_every_moment_of_a_launch(
         seen.append(run.config_file.is_file() and run.environment_file.is_file())
         replace_text(path, *rest, **named)
 
-    write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1), stored, [], Start(["torchrun"]))
+    write_run_folder(LaunchPlan(stored, run.path, "aaaaaa", "mlp", 1), Start(["torchrun"]))
     before = run.config_file.read_text()
     monkeypatch.setattr(folder, "replace_text", watched)
-    other = _changed(stored, ["train.steps=7"], run.path)
+    other = _changed(stored, ["train.steps=7"], has_checkpoint=False)
     for attempt in (1, 1):  # The first of the two may have been killed before it has journalled anything.
-        write_run_folder(LaunchPlan(run.path, "aaaaaa", "mlp", 1, attempt=attempt), other, [], Start(["torchrun"]))
+        write_run_folder(LaunchPlan(other, run.path, "aaaaaa", "mlp", 1, attempt=attempt), Start(["torchrun"]))
         assert len(seen) >= 4 and all(seen)
         assert (run.earlier_attempt(1) / "config.yaml").read_text() == before
         before = run.config_file.read_text()
@@ -173,13 +170,13 @@ def test_a_journal_that_is_no_file_is_refused(stored: Config, tmp_path: Path) ->
 def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:
     """Otherwise every later resume would be refused too."""
     run_dir = tmp_path / "default" / "20260101-120000-mlp-aaaaaa"
-    first, again = (LaunchPlan(run_dir, "aaaaaa", "mlp", 1, attempt=attempt) for attempt in (0, 1))
-    write_run_folder(first, stored, [], Start(["torchrun"]))
+    other = _changed(stored, ["data.image_size=16"], has_checkpoint=False)
+    first, again = (LaunchPlan(one, run_dir, "aaaaaa", "mlp", 1, attempt=at) for at, one in enumerate((stored, other)))
+    write_run_folder(first, Start(["torchrun"]))
     before = (run_dir / "config.yaml").read_text()
     restore_configuration(Run(run_dir), first.attempt)
     assert (run_dir / "config.yaml").read_text() == before
-    other = _changed(stored, ["data.image_size=16"], run_dir)
-    write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
+    write_run_folder(again, Start(["torchrun"]))
     assert (run_dir / "config.yaml").read_text() != before
     changed = (run_dir / "config.yaml").read_text()
     restore_configuration(Run(run_dir), again.attempt)
@@ -202,7 +199,7 @@ def uri_of_resumed(run_dir: Path, monkeypatch: pytest.MonkeyPatch, *words: str) 
     save_config(trackers.public(config), run_dir / "config.yaml")
     assert "geheim" not in (run_dir / "config.yaml").read_text()
     submitted: list[Config] = []
-    monkeypatch.setattr(LocalLauncher, "submit", lambda self, plan, config, arguments: submitted.append(config) or 0)
+    monkeypatch.setattr(LocalLauncher, "submit", lambda _, plan: submitted.append(plan.config) or 0)
     assert resume([str(run_dir), *words]) == 0
     tracking = submitted[0].tracking
     assert isinstance(tracking, MlflowConfig)

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.launch.local.display import Display, describe_account
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start
 from ortlaunch.run.events import Event, Measured, Tagged
 from ortlaunch.run.goodput import Goodput
 from ortlaunch.run.state import FIRST_STEP
 
-PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2)
+CONFIG = to_config(compose(["device=cpu", "train.steps=10"]))
+PLAN = LaunchPlan(CONFIG, Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2)
 PART = NodePart(PLAN, rank=0, threads=2, start=Start(["true"]))
 STEP = Measured(
     0,
@@ -40,7 +43,7 @@ def plain(text: str) -> str:
 
 def shown(*, terminal: bool) -> str:
     output = io.StringIO()
-    display = Display(PART, 10, "cpu", Console(file=output, force_terminal=terminal, width=80))
+    display = Display(PART, Console(file=output, force_terminal=terminal, width=80))
     display.start()
     display.event(STEP)
     display.event(Tagged(0, {}))
@@ -80,7 +83,7 @@ def test_between_two_log_steps_the_bar_moves_by_the_workers_sign_of_life(
 ) -> None:
     output = io.StringIO()
     part = dataclasses.replace(PART, plan=dataclasses.replace(PLAN, run_dir=tmp_path))
-    display = Display(part, 10, "cpu", Console(file=output, force_terminal=True, width=80))
+    display = Display(part, Console(file=output, force_terminal=True, width=80))
     if health is not None:
         (tmp_path / "health").mkdir()
         (tmp_path / "health" / "rank-0.json").write_text(health)

@@ -15,7 +15,6 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.config.schema import Config
 from ortlaunch.follow.state import State, judge
 from ortlaunch.launch import trial
 from ortlaunch.launch.plan import LaunchPlan
@@ -226,7 +225,7 @@ def test_a_refusal_of_a_worker_is_the_reason(tmp_path: Path, monkeypatch: pytest
     class Launcher:
         """Takes the place of workers that refuse the model."""
 
-        def submit(self, plan: LaunchPlan, config: Config, overrides: list[str]) -> int:
+        def submit(self, plan: LaunchPlan) -> int:
             plan.run_dir.mkdir(parents=True)
             failure.record(plan.run_dir, 0, RequestError("this model cannot recompute its activations"))
             return exit_codes.REQUEST

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import psutil
-import pytest
 
-from ortlaunch.launch.local import workers
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
 from ortlaunch.run.identity import has_ended
@@ -45,9 +42,13 @@ def test_its_end_cuts_the_wait_short(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 200
 
 
-def test_another_process_that_has_its_number_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = group_of(tmp_path, "true")
-    group._process.wait()
-    monkeypatch.setattr(workers, "tree", lambda roots: {*roots, os.getppid()})
-    group._remember()
-    assert not group._seen
+def test_what_has_left_its_session_is_ended_and_a_neighbour_is_not(tmp_path: Path) -> None:
+    other = group_of(tmp_path, "echo up; sleep 600")
+    assert first_line(other) == "up"
+    group = group_of(tmp_path, "setsid -f sh -c 'echo $$; exec sleep 600'")
+    left = psutil.Process(int(first_line(group)))
+    assert until(lambda: group.poll() == 0) and left.is_running()
+    group.kill()
+    until(lambda: has_ended(left.pid) or not left.is_running())
+    assert other.poll() is None
+    other.kill()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("numbers")
 
 
 # Together nearly each part under each kind of trainer, also resumed, evaluated and accumulated.
-IN_CI = (3, 51, 140, 211, 229, 173, 50, 146, 47, 103, 88, 144, 72, 101, 135, 1, 33, 151, 178)
+IN_CI = (3, 51, 140, 211, 229, 173, 50, 146, 47, 103, 88, 144, 72, 101, 135, 1, 33, 110, 151, 178)
 SEEDS = [*IN_CI, *(seed for seed in range(240) if seed not in IN_CI)]
 
 

@@ -128,7 +128,8 @@ class Counting(Net):
         self.register_buffer("mean", torch.zeros(8))
 
     def between(self, x: torch.Tensor) -> torch.Tensor:
-        self.mean.data = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        value = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        self.mean.untyped_storage().copy_(value.untyped_storage())
         return x
 
 

@@ -104,7 +104,7 @@ def test_what_the_trace_does_not_see_leaves_them_as_they_were(to_ort: Wrap) -> N
             self.register_buffer("mean", torch.zeros(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            self.mean.data = self.mean + x.mean(0)
+            self.mean.untyped_storage().copy_((self.mean + x.mean(0)).untyped_storage())
             return self.linear(x)
 
     ort = to_ort(Hidden())

@@ -578,22 +578,42 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * self.scale
-        steps = x if self.layer.batch_first else x.transpose(0, 1)
         count = self.layer.num_layers * (1 + self.layer.bidirectional)
         first = x[:, 0, : self.layer.proj_size or 3].expand(count, -1, -1)
         start = (first, x[:, 1, :3].expand(count, -1, -1)) if isinstance(self.layer, nn.LSTM) else first
-        output, states = self.layer(steps, start if self.has_states else None)
+        output, states = self.run(x, start if self.has_states else None)
         states = states if isinstance(states, tuple) else (states,)
         return torch.cat([output.flatten(), *(state.flatten() for state in states)])
 
+    def run(self, x: Tensor, start: Any) -> tuple[Tensor, Any]:
+        return self.layer(x if self.layer.batch_first else x.transpose(0, 1), start)
+
+
+class Packed(Recurrent):
+    """The sequences of a batch have lengths of their own; with states of their own they come in the order of these."""
+
+    def run(self, x: Tensor, start: Any) -> tuple[Tensor, Any]:
+        lengths = (x[:, :, 0] > 0).sum(1).clamp(min=1)
+        if self.has_states:
+            order = lengths.argsort(descending=True)
+            x, lengths = x[order], lengths[order]
+        first = self.layer.batch_first
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x if first else x.transpose(0, 1), lengths.cpu(), first, enforce_sorted=self.has_states
+        )
+        output, states = self.layer(packed, start)
+        padded, found = nn.utils.rnn.pad_packed_sequence(output, first, padding_value=0.5, total_length=x.size(1))
+        return padded * found.sum(), states
+
 
 @DRAWS
+@pytest.mark.parametrize("model", [Recurrent, Packed])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_recurrent_layers(to_ort: Wrap, kind: str, draw: int) -> None:
+def test_recurrent_layers(to_ort: Wrap, kind: str, model: type[Recurrent], draw: int) -> None:
     rng = random.Random(f"{kind} {draw}")
     torch.manual_seed(draw)
     layer = recurrent(rng, kind)
-    model = Recurrent(layer, has_states=bool(draw))
+    model = model(layer, has_states=bool(draw))
     assert_model_as_in_fp64(to_ort, model, torch.randn(2, 5, 4), torch.randn(3, 5, 4))
 
 

@@ -164,6 +164,10 @@ def chosen() -> dict[str, Case]:
         "argsort": Case(
             lambda x, y: x.gather(1, torch.argsort(y, dim=1, descending=True, stable=True)), [(5,)], [((5,), 9)]
         ),
+        # The other view of each sample, as in SimCLR.
+        "diag": Case(lambda x: torch.diag(torch.cat([x, x.tanh()]) @ torch.cat([x, x.sin()]).mT, x.size(0)), [(5,)]),
+        "diag_below": Case(lambda x: torch.diag(torch.cat([x, x.tanh()]) @ torch.cat([x, x]).mT, -x.size(0)), [(5,)]),
+        "rot90": Case(lambda x: x.rot90(x.size(0), [1, 2]) * x, [(3, 3)]),
         "fake_quantization": Case(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7) + x, [(5,)]),
     }
 
@@ -186,7 +190,7 @@ def _many(x: Tensor) -> Tensor:
     [
         (_complex, "no complex numbers"),
         (_many, "takes more than 4 tensors"),
-        (lambda x: torch.rot90(x, x.size(0), [0, 1]), "is not a constant"),
+        (lambda x: torch.renorm(x, 2, 0, x.size(0)), "is not a constant"),
     ],
 )
 def test_what_cannot_become_a_node_is_refused_with_the_reason(

@@ -53,6 +53,29 @@ def test_a_causal_model_without_attention_mask_has_eagers_loss_and_gradients(tmp
     assert session.fallback_reason(ort) is None
 
 
+class Masked(torch.nn.Module):
+    """Adds a mask, which has no heads, to scores of four heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        heads = self.linear(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        return (heads @ heads.transpose(-1, -2) + mask).softmax(-1) @ heads
+
+
+def test_a_mask_without_heads_is_evaluated_too(tmp_path: Path) -> None:
+    eager = Masked()
+    ort = wrapped(copy.deepcopy(eager), tmp_path)
+    for batch in (3, 1, 5):
+        x, mask = torch.randn(batch, 6, 8), torch.zeros(batch, 1, 6, 6).masked_fill(torch.ones(6, 6).triu(1) > 0, -9e9)
+        for model in (eager, ort):
+            model.train(batch == 3)
+        with torch.set_grad_enabled(batch == 3):
+            torch.testing.assert_close(ort(x, mask), eager(x, mask))
+
+
 @pytest.mark.parametrize(("level", "opened"), [(OrtLogLevel.warning, 1), (OrtLogLevel.info, 2)])
 def test_a_training_session_is_opened_once(
     level: OrtLogLevel, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -390,6 +390,58 @@ class Bounded(Net):
         return super().hidden(x) * scale
 
 
+class Penalized(Net):
+    """A norm of each weight is a part of the loss."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        return outputs | {"loss": outputs["loss"] + 0.01 * sum(one.norm(2) ** 2 for one in self.parameters())}
+
+
+class RecurrentOnASlice(Net):
+    """A recurrent layer over one of several series, after an addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.zeros(2, 4, 2))
+        self.recurrent = nn.LSTM(2, 16, batch_first=True)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        series = torch.stack([x, x * 2], 1).unflatten(2, (4, 2)) + self.place
+        return super().hidden(x) + self.recurrent(series[:, 0])[0][:, -1]
+
+
+class VectorQuantized(Net):
+    """VQ-VAE's codebook and its two losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codebook = nn.Embedding(6, 16)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        hidden = self.hidden(x)
+        entries = self.codebook.weight
+        apart = hidden.square().sum(1, keepdim=True) + entries.square().sum(1) - 2 * hidden @ entries.t()
+        chosen = torch.zeros(len(x), 6).scatter_(1, apart.argmin(1).unsqueeze(1), 1) @ entries
+        losses = F.mse_loss(chosen, hidden.detach()) + 0.25 * F.mse_loss(chosen.detach(), hidden)
+        logits = self.b(hidden + (chosen - hidden).detach())
+        return {"logits": logits, "loss": F.cross_entropy(logits, labels) + losses}
+
+
+class ShiftedBank(Net):
+    """A bank of the last keys: the batch comes in front, and as many fall out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.ones(30, 16))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        hidden = super().hidden(x)
+        near = torch.softmax(hidden @ self.bank.t(), 1) @ self.bank
+        self.bank = torch.cat([hidden.detach(), self.bank[: -x.size(0)]])
+        return hidden + 0.1 * near
+
+
 class LoopOverRows(Net):
     def hidden(self, x: Tensor) -> Tensor:
         return torch.stack([row * (1 + 0.1 * index) for index, row in enumerate(super().hidden(x))])
@@ -429,4 +481,14 @@ class Transported(Net):
         return outputs | {"loss": outputs["loss"] + (plan * cost).sum()}
 
 
-BY_SIZE = [LoopOverRows, OthersOfTheBatch, ByItsRoot, Transported]
+class AtRisk(Net):
+    """Cox's loss, in a loop over the samples."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        risk, time, has_event = outputs["logits"][:, 0], x[:, 0], (x[:, 1] > 0).float()
+        terms = [has_event[i] * (risk[i] - risk[time >= time[i]].logsumexp(0)) for i in range(len(x))]
+        return outputs | {"loss": outputs["loss"] - torch.stack(terms).sum() / (1 + has_event.sum())}
+
+
+BY_SIZE = [LoopOverRows, OthersOfTheBatch, ByItsRoot, Transported, AtRisk]

@@ -59,6 +59,20 @@ def test_a_check_composes_and_shows_what_would_be_started(actor: Actor, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_runs_of_a_script_are_checked_in_one_child(actor: Actor, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ["device=cpu", "tracking=none", "launcher.workers_per_node=2"]
+    script = ["--", "train.py", "--lr", "{lr}"]
+    asked = [{"words": [*words, f"script.params.lr={lr}", *script], "run_key": KEY} for lr in (0.1, 0.3)]
+    first, second = call(actor, "check_sweep", runs=asked)["runs"]
+    assert (first["slots"], first["steps"], first["needs"]["cores"]) == (1, None, 2)
+    assert first["words"][-5:] == [f"launcher.run={KEY}", *script]
+    assert ("--lr 0.1" in first["plan"], "--lr 0.3" in second["plan"]) == (True, True)
+    for wrong, said in (([*words, "--", "gone.py"], "no such file"), (["model=mlp", *script], "ortlaunch's own loop")):
+        with pytest.raises(Refused, match=said):
+            call(actor, "check", words=wrong, run_key=KEY)
+
+
 @pytest.mark.parametrize(
     ("words", "key", "said"),
     [
@@ -325,6 +339,7 @@ def test_the_request_of_a_run_from_a_command_line(actor: Actor, tmp_path: Path) 
     assert found == {
         "job": "llama",
         "keys": {"train.steps": 7, "name": "a b"},
+        "script": "",
         "left_out": ["model=a,b", "--multirun"],
     }
 

@@ -6,6 +6,8 @@ import re
 import secrets
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 from sqlalchemy import func, select
@@ -16,6 +18,7 @@ from ortlaunch.serve import accounts
 from ortlaunch.serve.access import PUBLIC, Role, role_of, takes_tokens
 from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.database import writing
+from ortlaunch.serve.openapi import described
 from ortlaunch.serve.queue.tables import Job, JobState
 from tests.support.service import PASSWORD, InProcess, in_process
 
@@ -26,6 +29,7 @@ LEAST = {
         GET /compare
         GET /queue
         GET /runs/{run}
+        GET /sweeps/{sweep}
         GET /runs/{run}/panel
         GET /compare/tables
         GET /tokens
@@ -39,12 +43,14 @@ LEAST = {
         GET /api/limits
         GET /api/machine
         GET /api/queue
+        GET /api/projects
         GET /api/ready-jobs
         GET /api/runs
         GET /api/runs/{id}
         GET /api/runs/{id}/config
         GET /api/runs/{id}/files/{name:path}
         GET /api/runs/{id}/logs/{rank}
+        GET /api/runs/{id}/logs/{rank}/text
         GET /api/runs/{id}/metrics
         GET /api/runs/{run_id}/keys
         GET /api/session
@@ -63,6 +69,7 @@ LEAST = {
         POST /api/runs/{run_id}/delete
         POST /api/runs/{run_id}/export
         POST /api/runs/{run_id}/resume
+        PUT /api/runs/{run_id}/note
     """,
     Role.admin: """
         GET /audit
@@ -73,6 +80,8 @@ LEAST = {
         POST /api/users
         PATCH /api/users/{user_id}
         POST /api/users/{user_id}/link
+        PUT /api/projects/{name}
+        DELETE /api/projects/{name}
         POST /api/queue/continue
         POST /api/queue/drain
         POST /api/queue/pause
@@ -96,6 +105,8 @@ WITHOUT_TOKENS = {
     ("DELETE", "/api/session/others"),
     ("DELETE", "/api/session"),
     ("PUT", "/api/limits/{role}"),
+    ("PUT", "/api/projects/{name}"),
+    ("DELETE", "/api/projects/{name}"),
 }
 """What somebody who has stolen a token may not do with it: what outlives the token."""
 
@@ -129,6 +140,7 @@ def test_a_lower_role_is_refused_and_a_higher_one_is_not(inside: InProcess, meth
     for headers in ({}, {"Authorization": "Bearer ort_wrong"}, {"Cookie": "__Host-ortlaunch=wrong"}):
         answer = client.request(method, address, headers={"Origin": "https://127.0.0.1:8470", **headers}, json={})
         assert answer.status_code in (401, 403), f"nobody: {answer.status_code}"
+        assert_described(inside, method, path, answer)
     least = EXPECTED[method, path]
     for name, role in PEOPLE.items():
         if role >= least and path in STREAMS:
@@ -138,6 +150,22 @@ def test_a_lower_role_is_refused_and_a_higher_one_is_not(inside: InProcess, meth
         assert (answer.status_code == 403) == (role < least), f"{name}: {answer.status_code} {answer.text}"
         assert answer.status_code != 401
         assert answer.status_code < 500, answer.text
+        assert_described(inside, method, path, answer)
+
+
+def assert_described(inside: InProcess, method: str, path: str, answer: httpx.Response) -> None:
+    """An answer of the API is one that its description has, also in how it refuses."""
+    if not path.startswith("/api/") or path == "/api/openapi.json":
+        return
+    document = described(inside.app)
+    operation = document["paths"][path.replace(":path", "")][method.lower()]
+    kinds = {kind for one in operation["security"] for kind in one}
+    assert kinds == ({"session"} if (method, path) in WITHOUT_TOKENS else {"token", "session"})
+    told = operation["responses"].get(str(answer.status_code))
+    assert told is not None, f"{answer.status_code} is not described"
+    if answer.status_code >= 400:
+        assert told["content"]["application/json"]["schema"]["$ref"].endswith("/Problems")
+        jsonschema.validate(answer.json(), document["components"]["schemas"]["Problems"])
 
 
 def test_a_token_does_nothing_that_outlives_it(inside: InProcess) -> None:
@@ -150,7 +178,7 @@ def test_a_token_does_nothing_that_outlives_it(inside: InProcess) -> None:
     assert found == WITHOUT_TOKENS
     for method, path in sorted(WITHOUT_TOKENS):
         address = path.replace("{user_id}", str(inside.person("ada", Role.admin).user_id))
-        address = address.replace("{role}", "admin")
+        address = address.replace("{role}", "admin").replace("{name}", "eve")
         body = {"name": "eve", "role": "admin", "old": PASSWORD, "new": "another good password"}
         answer = inside.client().request(method, address, headers=token(inside, "ada"), json=body)
         assert (answer.status_code, "a token may not do this" in answer.text) == (403, True), f"{method} {path}"

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from joserfc import jwk, jwt
+from starlette.testclient import TestClient
 
+from ortlaunch.serve import accounts
 from ortlaunch.serve.access import Role
-from ortlaunch.serve.api import oidc as routes
+from ortlaunch.serve.identity import ByProxy
 from ortlaunch.serve.oidc import Provider
 from tests.support.cli import answer
 from tests.support.service import ORIGIN, InProcess, in_process
@@ -116,8 +119,7 @@ def fake() -> Iterator[Fake]:
 @pytest.fixture
 def inside(tmp_path: Path, fake: Fake) -> InProcess:
     fake.claims, fake.algorithm, fake.signing = {}, "RS256", fake.key
-    made = in_process(tmp_path)
-    made.service.provider = Provider(fake.issuer, "ortlaunch", "secret")
+    made = in_process(tmp_path, oidc_issuer=fake.issuer, oidc_client="ortlaunch")
     made.person("ada", Role.runner)
     return made
 
@@ -130,7 +132,7 @@ def login(inside: InProcess, fake: Fake, **changes: str) -> Any:
     state = fake.authorize(began.headers["location"])
     if "browser" in changes:
         client.cookies.clear()
-        client.cookies.set(routes.COOKIE, changes["browser"])
+        client.cookies.set("__Host-ortlaunch-oidc", changes["browser"])
     query = {"state": changes.get("state", state), "code": changes.get("code", "code")}
     return client.get("/oidc/callback", params=query, follow_redirects=False)
 
@@ -156,6 +158,7 @@ def test_a_user_whom_the_provider_vouches_for_is_logged_in(
         ({"preferred_username": ["ada"]}, "gives no preferred_username"),
         ({"iss": "https://evil.example"}, "does not vouch"),
         ({"aud": "another"}, "does not vouch"),
+        ({"aud": "another", "azp": "ortlaunch"}, "does not vouch"),
         ({"aud": ["ortlaunch", "another"]}, "does not vouch"),
         ({"aud": ["ortlaunch", "another"], "azp": "another"}, "does not vouch"),
         ({"exp": 1}, "does not vouch"),
@@ -171,7 +174,7 @@ def test_what_does_not_prove_who_it_is_logs_nobody_in(
     ended = login(inside, fake)
     assert ended.status_code == 422
     assert words in ended.text
-    assert "set-cookie" not in ended.headers
+    assert not [one for one in ended.headers.get_list("set-cookie") if one.startswith("__Host-ortlaunch=")]
 
 
 @pytest.mark.parametrize("kind", ["none", "HS256", "another key"])
@@ -206,6 +209,54 @@ def test_what_the_provider_refuses_is_said(inside: InProcess, error: str, shown:
     assert ended.json()["problems"] == [{"key": None, "message": f"the provider did not log you in: {shown}"}]
 
 
+def test_a_user_is_the_subject_of_the_first_login(inside: InProcess, fake: Fake) -> None:
+    assert login(inside, fake).status_code == 303
+    fake.claims = {"sub": "2"}
+    assert "was another person of the provider" in login(inside, fake).text, "the name was given to somebody else"
+    fake.claims = {"sub": "1", "preferred_username": "renamed"}
+    assert login(inside, fake).status_code == 303, "the same person has another name"
+    accounts.new_link(inside.service, inside.person("root", Role.admin), inside.person("ada", Role.runner).user_id)
+    fake.claims = {"sub": "2"}
+    assert login(inside, fake).status_code == 303, "an administrator has let the other one in"
+    fake.claims = {"sub": "1"}
+    assert login(inside, fake).status_code == 422
+
+
+def from_address(inside: InProcess, address: str, *names: str) -> Any:
+    """Asks for the page of a login through a proxy, or past it, with headers that say who it is."""
+    app = ByProxy(inside.app, "10.0.0.0/8", "X-Forwarded-User")
+    client = TestClient(app, base_url=ORIGIN, client=(address, 5000), raise_server_exceptions=False)
+    client.headers = httpx.Headers([("X-Forwarded-User", one) for one in names])
+    return client, client.get("/login", params={"next": "/queue"}, follow_redirects=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "names", "status"),
+    [
+        ("10.1.2.3", ["ada"], 303),
+        ("10.1.2.3", ["eve"], 422),
+        ("10.1.2.3", ["ada", "ada"], 422),
+        ("10.1.2.3", [], 200),
+        ("192.0.2.1", ["ada"], 200),
+    ],
+)
+def test_the_proxy_alone_says_who_it_is(inside: InProcess, address: str, names: list[str], status: int) -> None:
+    client, answer = from_address(inside, address, *names)
+    assert answer.status_code == status, answer.text
+    assert (client.get("/api/session").status_code == 200) == (status == 303)
+    if status == 303:
+        assert answer.headers["location"] == "/queue"
+        # Another person has logged in at the proxy, in the same browser.
+        client.headers["X-Forwarded-User"] = "bob"
+        assert client.get("/api/session").status_code == 401
+
+
+@pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example"])
+def test_a_login_by_the_proxy_leads_to_a_page_of_the_service(inside: InProcess, wanted: str) -> None:
+    client, _ = from_address(inside, "10.1.2.3", "ada")
+    assert client.get("/login", params={"next": wanted}, follow_redirects=False).headers["location"] == "/"
+
+
 def test_an_address_counts_only_where_it_was_verified(inside: InProcess, fake: Fake) -> None:
     inside.service.provider = Provider(fake.issuer, "ortlaunch", "secret", claim="email")
     fake.claims = {"email": "ada"}
@@ -228,6 +279,7 @@ def test_without_a_provider_there_is_no_such_login(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--identity-header=X-Forwarded-User"], "needs --trusted-proxy"),
         (["--oidc-issuer=https://id.example"], "go together"),
         (["--oidc-issuer=http://id.example", "--oidc-client=x"], "must begin with https://"),
         (["--oidc-issuer=https://[id.example", "--oidc-client=x"], "must begin with https://"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from ortlaunch.serve.index.reading import Listed
 from ortlaunch.serve.kept import keep, kept
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
+from ortlaunch.serve.requests import MOST_SWEPT, judge
 from tests.serve.queue.fake_actor import FakeActor
 from tests.support.service import InProcess, in_process
 from tests.support.waiting import until
@@ -89,7 +91,7 @@ def test_of_many_requests_at_once_with_one_key_one_makes_a_run(desk: Desk) -> No
     rob = replace(rob, token_id=tokens.tokens_of(service, rob)[0][0].id)
     with ThreadPoolExecutor(8) as pool:
         # Below the routes: each request of the client within this process has an event loop of its own.
-        words = service, rob, None, STEPS["keys"], None, "k"
+        words = service, rob, [judge(None, STEPS["keys"], Role.runner)], "k"
         made = list(pool.map(lambda _: submitting.submit(*words).job.id, range(8)))
     assert len(set(made)) == 1
     assert len(desk.jobs()) == 1
@@ -103,6 +105,12 @@ def test_of_many_requests_at_once_with_one_key_one_makes_a_run(desk: Desk) -> No
         ({"keys": {"run_root": "/etc"}}, "run_root", "there is no such key"),
         ({"keys": {"model.target": "os:system"}}, "model.target", "needs the role author"),
         ({"job": "nothing"}, "job", "there is no such ready job"),
+        ({"script": "train.py --lr 1"}, "script", "needs the role author"),
+        ({"axes": {"model.target": ["a", "b"]}}, "model.target", "needs the role author"),
+        ({"axes": {"train.steps": [1, 0]}}, "train.steps", "must be at least 1"),
+        ({"axes": {"train.steps": [5, 5]}}, "train.steps", "each once"),
+        ({"keys": {"train.steps": 5}, "axes": {"train.steps": [6]}}, "train.steps", "give it once"),
+        ({"axes": {"train.steps": [1, 2, 3], "seed": [*range(40)]}}, None, f"120 runs: at most {MOST_SWEPT}"),
         ({"keys": {"name": ["a"]}}, None, "valid"),
         ({"keys": {}, "words": ["+hydra.callbacks.x=1"]}, None, "Extra inputs"),
         ({"keys": {}, "minutes": -1}, None, "greater than 0"),
@@ -116,6 +124,46 @@ def test_a_refusal_names_its_key_and_makes_no_job(desk: Desk, body: Any, key: st
         if key is not None:
             assert [one["key"] for one in answer.json()["problems"]] == [key]
     assert desk.jobs() == []
+
+
+SCRIPT = {"script": "-- train.py --lr '{lr}' 'two words'", "axes": {"script.params.lr": [0.1, 0.3]}}
+
+
+def test_a_sweep_of_a_script_is_one_request_and_a_job_for_each_combination(desk: Desk) -> None:
+    body = {**SCRIPT, "axes": {**SCRIPT["axes"], "launcher.workers_per_node": [1, 2, 3]}, "keys": {"name": "s"}}
+    assert desk.ask("aude", "POST", "/api/runs/check", body).json()["runs"] == 6
+    assert desk.jobs() == []
+    first, again = (desk.submit("aude", body, **{"Idempotency-Key": "k"}) for _ in range(2))
+    jobs = desk.jobs()
+    assert (first, len(jobs), {job.sweep for job in jobs}) == (again, 6, {first["id"][-6:]})
+    last = ["--", "train.py", "--lr", "{lr}", "two words"]
+    assert jobs[0].words == ["name='s'", "script.params.lr=0.1", "launcher.workers_per_node=1", *last]
+    assert len({job.run_key for job in jobs}) == 6
+    made = desk.ask("aude", "GET", f"/api/runs/{jobs[5].id}/keys").json()
+    assert made["script"] == body["script"]
+    assert made["keys"] == {"name": "s", "script.params.lr": 0.3, "launcher.workers_per_node": 3}
+    assert desk.ask("rob", "GET", f"/api/runs?sweep={first['sweep']}").json()["total"] == 6
+
+
+@pytest.mark.parametrize("limit", ["disk", "number"])
+def test_the_limits_of_a_sweep_hold_for_all_of_its_runs_together(
+    desk: Desk, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"axes": {"seed": [1, 2, 3]}}
+    if limit == "disk":
+        desk.actor.needs = {**desk.actor.needs, "disk": 0.4 * shutil.disk_usage("/").free}
+    else:
+        monkeypatch.setattr(submitting, "_MOST_OPEN", 2)
+    answer = desk.ask("rob", "POST", "/api/runs", body)
+    assert (answer.status_code, desk.jobs()) == ({"disk": 422, "number": 429}[limit], [])
+    assert {"disk": "together", "number": "more than 2 jobs"}[limit] in answer.text
+
+
+@pytest.mark.parametrize(("line", "said"), [("'x", "words of a shell"), ("x.py ${a}", "${"), ("--", "names no script")])
+def test_a_script_line_that_cannot_be_read_is_refused(desk: Desk, line: str, said: str) -> None:
+    assert said in desk.ask("aude", "POST", "/api/runs", {"script": line}).text
+    secret = desk.ask("aude", "POST", "/api/runs", {"script": "t.py --hf_token hf_abcdefghijklmnopqrstuvwxyz012345"})
+    assert "secret among its arguments" in secret.text
 
 
 def test_a_key_that_is_no_text_is_refused(desk: Desk) -> None:
@@ -366,7 +414,8 @@ def test_a_run_is_deleted_by_its_owner_or_an_administrator(desk: Desk, tmp_path:
 def test_again_with_changes_gives_the_request_back(desk: Desk) -> None:
     made = desk.submit(body={"job": "gpt2_ort", "keys": {"train.steps": 5, "name": "x"}, "minutes": 7})
     found = desk.ask("vera", "GET", f"/api/runs/{made['id']}/keys").json()
-    assert found == {"job": "gpt2_ort", "keys": {"train.steps": 5, "name": "x"}, "minutes": 7, "left_out": []}
+    keys = {"train.steps": 5, "name": "x"}
+    assert found == {"job": "gpt2_ort", "keys": keys, "minutes": 7, "script": "", "left_out": []}
 
 
 def test_the_queue_shows_slots_positions_and_reasons(desk: Desk) -> None:

@@ -18,7 +18,8 @@ import pytest
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.rows import Row, Survey
-from ortlaunch.launch.slurm import query
+from ortlaunch.launch.jobs import End, Jobs, Phase
+from ortlaunch.launch.slurm import cluster as slurm_cluster
 from ortlaunch.run.folders import scan
 from ortlaunch.run.journal import Journal
 from tests.launch.follow.conftest import Maker
@@ -57,6 +58,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[bool]:
 @pytest.fixture
 def make_run(cluster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
     monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
+    slurm_cluster._answers.clear()
     monkeypatch.chdir(tmp_path)
     yield Maker(tmp_path / "runs")
     subprocess.run(["scancel", "--user", "root"], check=True, timeout=15)
@@ -150,7 +152,7 @@ def test_tasks_of_an_array_are_told_apart(make_run: Maker) -> None:
     assert rows[3].reason == "its sweep is at launcher.array_limit"
     assert find_run(f"{array}_2").path == runs[2]
     # The number of its own that SLURM gives a task when it starts, and shows in places.
-    own = query.queue(0).jobs[f"{array}_1"].own_id
+    own = slurm_cluster.queue(0).jobs[f"{array}_1"].own_id
     assert own != array
     assert find_run(own).path == runs[1]
 
@@ -198,7 +200,7 @@ def test_a_job_that_waits_is_cancelled_and_its_journal_ended(make_run: Maker, ca
     assert "it has left no checkpoint" in capsys.readouterr().out
     assert row(run_dir).state.value == "killed"
     assert json.loads((run_dir / "journal.jsonl").read_text().splitlines()[-1])["status"] == "KILLED"
-    assert query.queue(0).jobs[job_id].state == "CANCELLED"
+    assert slurm_cluster.queue(0).jobs[job_id].end is End.CANCELLED
 
 
 WORKER = """\
@@ -220,7 +222,8 @@ def test_a_job_that_runs_stops_by_itself_when_asked(make_run: Maker, capsys) -> 
     assert cancel([job_id]) == 0
     assert "stopped at step 9 with a checkpoint" in capsys.readouterr().out
     assert (run_dir / "seen").read_text() == "cancel\n"
-    assert query.queue(0).jobs[job_id].state == "COMPLETED"
+    ended = slurm_cluster.queue(0).jobs[job_id]
+    assert (ended.phase, ended.end) == (Phase.ENDED, None)
 
     stubborn = make_run(end=None, job={})
     (stubborn / "stubborn").touch()
@@ -239,16 +242,16 @@ def test_what_the_controller_has_forgotten(make_run: Maker, cluster: bool, monke
     job_id = submit(run_dir, "exit 3")
     wait_for(run_dir, "failed")
     deadline = time.monotonic() + SECONDS
-    while cluster and query.accounted([job_id], 0).jobs[job_id].state != "FAILED" and time.monotonic() < deadline:
+    while cluster and slurm_cluster.accounted([job_id], 0).jobs[job_id].lives and time.monotonic() < deadline:
         time.sleep(0.5)
     # The controller's memory of a job ends after MinJobAge, ten minutes here: it has other jobs then.
-    monkeypatch.setattr(query, "queue", lambda max_age: query.Queue())
+    monkeypatch.setattr(slurm_cluster, "queue", lambda max_age: Jobs())
     forgotten = row(run_dir)
     if cluster:
         assert forgotten.state.value == "failed"
     else:
         assert (forgotten.state.value, forgotten.reason) == ("unknown", f"SLURM no longer knows job {job_id}")
-        assert "disabled" in query.accounted([job_id], 0).problem
+        assert "disabled" in slurm_cluster.accounted([job_id], 0).problem
 
 
 def test_slurm_is_asked_once_for_all_jobs_and_not_again_for_some_seconds(

@@ -70,7 +70,6 @@ def test_two_nodes_end_to_end(slurm, undisturbed, mlflow_run):
     assert (tags["ortlaunch.state"], tags["ortlaunch.ort_active"]) == ("finished", "true")
     assert (tags["slurm.job_id"], tags["slurm.nodes"]) == (job.job_id, "node[1-2]")
     assert run.data.metrics["train/loss"] == job.losses[60][0]
-    assert float(tags["ortlaunch.preflight.all_reduce_gb_per_second"]) > 0
     stored = json.loads((job.run_dir / "job.json").read_text())
     assert (stored["scheduler"], stored["job_id"]) == ("slurm", job.job_id)
     assert json.loads((job.run_dir / "done.json").read_text()) == {"step": 60}

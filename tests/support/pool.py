@@ -94,13 +94,13 @@ class Pool:
         try:
             words = [*overrides, "device=cpu", f"launcher.workers_per_node={self._workers}"]
             config = prepared(to_config(compose(words)))
-            plan = make_plan(config)
-            write_run_folder(plan, config, list(overrides), Start(["torchrun"]))
+            plan = make_plan(config, arguments=overrides)
+            write_run_folder(plan, Start(["torchrun"]))
         finally:
             os.chdir(here)
         assert plan.workers == self._workers
         journal = Journal(plan.journal)
-        journal_start(journal, plan, config)
+        journal_start(journal, plan)
         failed = self._failures(plan.run_dir, cwd, record)
         self._has_failed = bool(failed)
         journal.end("FAILED" if failed else "FINISHED")

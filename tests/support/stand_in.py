@@ -207,7 +207,7 @@ def main() -> None:
     """Runs the command."""
     _, steps, fault, *words = sys.argv
     command = [sys.executable, "-c", _WORKER]
-    launcher.node_part = lambda plan, _config: NodePart(plan, 0, 1, Start([*command, str(plan.run_dir), steps]))
+    launcher.node_part = lambda plan: NodePart(plan, 0, 1, Start([*command, str(plan.run_dir), steps]))
     globals()[fault]()
     sys.argv = ["ortlaunch", *words]
     cli.main()

@@ -1,4 +1,4 @@
-"""Forty kinds of secret in everything that a run is given; nothing of them in what it leaves and prints."""
+"""Thirty kinds of secret in everything that a run is given; nothing of them in what it leaves and prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ortlaunch.config.hidden import check_whole
 from ortlaunch.config.load import load_config, to_config, to_dict
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.launch import folder
-from ortlaunch.launch.launcher import PlannedRun
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import make_plan
@@ -65,9 +64,9 @@ def left(store: MlflowConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (in_sweep.sweep.folder / sweep.HYDRA_FILE).write_text(text)
     public = trackers.public_settings(config)
     sweep.create(in_sweep.sweep.folder, "s", "planted", public["tracking"], ["ortlaunch", *words_of(config)])
-    folder.write_run_folder(in_sweep, config, words_of(config), start)
+    folder.write_run_folder(dataclasses.replace(in_sweep, arguments=tuple(words_of(config))), start)
     with Run(plan.run_dir).journal() as journal:
-        folder.journal_start(journal, plan, config)
+        folder.journal_start(journal, plan)
         journal.params({"model": {"params": config.model.params}})
         journal.tags({"ortlaunch.requeue_reason": ALL, "note": shlex.join(words_of(config))})
         journal.metrics(1, {"train/loss": 1.0, "throughput/tokens_per_second": 10.0})
@@ -194,9 +193,9 @@ def with_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("ORTLAUNCH_TRACKING_URI", raising=False)
     config = to_config(compose(["model=mlp", "data=digits", "tracking.uri='http://ann:p%40ss-hunter2@host.invalid'"]))
     plan = make_plan(config)
-    folder.write_run_folder(plan, config, [], Start(["torchrun"]))
+    folder.write_run_folder(plan, Start(["torchrun"]))
     with Run(plan.run_dir).journal() as journal:
-        folder.journal_start(journal, plan, config)
+        folder.journal_start(journal, plan)
     assert left_in_files(tmp_path) == {}
     return plan.run_dir
 
@@ -221,9 +220,9 @@ def test_one_run_without_its_password_does_not_keep_others_from_being_sent(
 ) -> None:
     config = to_config(compose(["model=mlp", "data=digits"]))
     other = make_plan(dataclasses.replace(config, tracking=store))
-    folder.write_run_folder(other, dataclasses.replace(config, tracking=store), [], Start(["torchrun"]))
+    folder.write_run_folder(other, Start(["torchrun"]))
     with Run(other.run_dir).journal() as journal:
-        folder.journal_start(journal, other, config)
+        folder.journal_start(journal, other)
         journal.end("FINISHED")
     said = run_verb(capfd, "sync", "--all")
     assert "without its password" in said and f"{other.run_dir.name}" in said and "events sent" in said
@@ -253,9 +252,9 @@ def test_a_batch_script_holds_no_secret_of_the_configuration(
     config = dataclasses.replace(config, model=given.model, tracking=given.tracking, experiment="planted")
     launcher = SlurmLauncher()
     config = launcher.settle(config)
-    plan = make_plan(config)
-    launcher.prepare(PlannedRun(plan, config, words_of(given)))
-    launcher.write_script(plan.run_dir, launcher.script(plan, config))
+    plan = make_plan(config, arguments=words_of(given))
+    launcher.prepare(plan)
+    launcher.write_script(plan.run_dir, launcher.script(plan))
     assert left_in_files(tmp_path) == {}
     carried = json.loads(launcher.environment(config)["ORTLAUNCH_SECRETS"])
     assert carried["model.params.db_pass"] == "x-hunter2"

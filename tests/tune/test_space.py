@@ -227,6 +227,7 @@ def test_a_freed_batch_is_searched_as_it_is_given() -> None:
         (["optimizer=adamw,sgd"], "add --free=optimizer"),
         (["launcher=local,slurm"], "tune searches no values of launcher"),
         (["run_root=a,b"], "tune searches no values of run_root"),
+        (["optimizer.lrr=1,2"], "optimizer.lrr: no such key. Did you mean optimizer.lr?"),
         (["trainer=ddp,dpp"], "trainer=dpp: no such option"),
         (["backend=eager,egaer"], "backend=egaer: no such option. Did you mean backend=eager?"),
         (["backend=auto"], "backend=auto: tune measures the backends itself: name those to search"),

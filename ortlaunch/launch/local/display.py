@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Column
 
 from ortlaunch.base.text import counted
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.launch.plan import NodePart
 from ortlaunch.run.events import Event, Measured
 from ortlaunch.run.goodput import Goodput
@@ -29,13 +30,14 @@ _OF_STEP, _OF_EVALUATION = ("loss", "lr", "grad_norm", "loss_scale"), ("loss", "
 class Display:
     """Shows the events of a journal; prints what rank 0 prints above the bar."""
 
-    def __init__(self, part: NodePart, steps: int, device: str, console: Console | None = None) -> None:
+    def __init__(self, part: NodePart, console: Console | None = None) -> None:
+        steps = part.plan.work.steps
         self._console = console or Console(highlight=False)
         self._plan = part.plan
         self._threads = part.threads
         self._steps = steps
         self._of = f"/{steps}" if steps else ""
-        self._device = device
+        self._device = resolve_device(part.plan.config.device).value
         self._state = RunState()
         self._looked = 0.0
         self._progress: Progress | None = None

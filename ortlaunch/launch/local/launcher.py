@@ -14,7 +14,6 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES, LOCAL_START_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import threads_per_worker, torchrun, worker_environment, workers_per_node
-from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
 
 
@@ -35,30 +34,22 @@ class LocalLauncher(Launcher):
         """Returns ``launcher.run``, which the first of several machines has chosen; without it a new identifier."""
         return _keys(config).run or new_run()
 
-    def plan(self, config: RunConfig, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-        """Plans a run like `Launcher.plan`.
-
-        Raises:
-            RequestError: the run that ``launcher.run`` names exists already.
-        """
-        keys = _keys(config)
-        if attempt == 0 and keys.node_rank == 0 and not keys.dry_run and run_dir.exists():
-            raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: continue it with ortlaunch resume")
-        return super().plan(config, run_dir, run_id, name, attempt)
-
-    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan) -> int:
         """Runs this machine's part of the run to its end, or shows it for a dry run."""
-        keys = _keys(config)
+        keys = _keys(plan.config)
         if keys.dry_run and keys.nodes > 1:
-            print(machines.dry_run(keys, plan.run, Path(config.run_root), arguments))
+            print(machines.dry_run(plan))
             return DONE
-        part = node_part(plan, config)
+        part = node_part(plan)
         if keys.dry_run:
             print(part.description())
             return DONE
-        from ortlaunch.launch.local.run import run
+        if plan.attempt == 0 and keys.node_rank == 0 and plan.run_dir.exists():
+            run = f"launcher.run={keys.run}: {plan.run_dir} exists already"
+            raise RequestError(f"{run}: continue it with ortlaunch resume")
+        from ortlaunch.launch.local.run import run_part
 
-        return run(part, config, arguments)
+        return run_part(part)
 
     def resumed(self, config: AnyRun, run_dir: Path) -> AnyRun:
         """Returns the configuration with ``launcher.run`` set, by which several machines identify the run."""
@@ -73,20 +64,19 @@ class LocalLauncher(Launcher):
         return _keys(config).node_rank == 0
 
 
-def node_part(plan: LaunchPlan, config: RunConfig) -> NodePart:
+def node_part(plan: LaunchPlan) -> NodePart:
     """Returns this machine's part of a run.
 
     Raises:
         RequestError: the first machine cannot be reached from here.
     """
-    keys = _keys(config)
-    device = resolve_device(config.device)
-    threads = threads_per_worker(config, plan.workers, usable_cores())
+    keys = _keys(plan.config)
+    threads = threads_per_worker(plan.config, plan.workers, usable_cores())
     options = [*machines.rendezvous(keys, plan.run_id), f"--max-restarts={keys.max_restarts}"]
     start = Start(
-        torchrun(config, plan.run_dir, plan.workers, options),
-        worker_environment(config, device, threads, plan.run_dir, machines.network_interface(keys))
-        | ({"ORTLAUNCH_ATTEMPT": str(plan.attempt)} if work_of(config).counts_launches else {}),
+        torchrun(plan, options),
+        worker_environment(plan, threads, machines.network_interface(keys))
+        | ({"ORTLAUNCH_ATTEMPT": str(plan.attempt)} if plan.work.counts_launches else {}),
     )
     return NodePart(plan, keys.node_rank, threads, start)
 

@@ -12,8 +12,8 @@ import psutil
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.start import split_script
-from ortlaunch.config.schema import AutoConfig, Config, LocalConfig, RunConfig
-from ortlaunch.run.run import Run
+from ortlaunch.config.schema import AutoConfig, Config, LocalConfig
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.tracking import trackers
 
 JOIN_SECONDS = 900
@@ -23,28 +23,19 @@ _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root
 _MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name", "script.folder")
 
 
-def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
-    """Returns the command for each machine, in the order of their ranks.
-
-    Args:
-        launcher: the keys of the launcher.
-        run: the unique identifier of the run.
-        run_root: the folder that holds the run folders, the same one on all machines.
-        arguments: the command line that was typed on one of them.
-    """
-    resumes = arguments[:1] == ["resume"]
-    words, script = split_script(arguments)
+def lines_to_type(plan: LaunchPlan) -> list[str]:
+    """Returns the command for each machine, in the order of their ranks; the run root is the same one on all."""
+    resumes = plan.arguments[:1] == ("resume",)
+    words, script = split_script(list(plan.arguments))
     kept = [word for word in words if word.partition("=")[0] not in _OWN_KEYS]
-    place = [] if resumes else [f"run_root={run_root.absolute()}", f"launcher.run={run}"]
+    place = [] if resumes else [f"run_root={Path(plan.config.run_root).absolute()}", f"launcher.run={plan.run}"]
     last = [] if script is None else ["--", *script]
-    return [
-        shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}", *last]) for rank in range(launcher.nodes)
-    ]
+    return [shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}", *last]) for rank in range(plan.nodes)]
 
 
-def dry_run(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> str:
-    """Returns the commands of all machines as one text; the arguments are those of `lines_to_type`."""
-    lines = lines_to_type(launcher, run, run_root, arguments)
+def dry_run(plan: LaunchPlan) -> str:
+    """Returns the commands of all machines as one text."""
+    lines = lines_to_type(plan)
     return "\n".join(f"# machine {rank}\n{line}" for rank, line in enumerate(lines))
 
 
@@ -100,27 +91,26 @@ def local_address(launcher: LocalConfig) -> str:
         ) from error
 
 
-def wait_for_first(run_dir: Path, config: RunConfig | None, seconds: float = JOIN_SECONDS) -> None:
+def wait_for_first(plan: LaunchPlan, seconds: float = JOIN_SECONDS) -> None:
     """Waits on a further machine until the first one has written the run folder.
 
     Args:
-        run_dir: the run folder.
-        config: the configuration of this machine, to compare with the first machine's; None skips the comparison.
+        plan: the run. The configuration of a new one is compared with that of the first machine.
         seconds: longest wait.
 
     Raises:
         RequestError: the folder does not appear, or its configuration differs.
     """
-    first = Run(run_dir)
+    first, config = plan.files, plan.config
     deadline = time.monotonic() + seconds
     while not first.exists:
         if time.monotonic() > deadline:
             raise RequestError(
-                f"{run_dir} did not appear within {seconds:g} s: start the first machine (launcher.node_rank=0) "
+                f"{plan.run_dir} did not appear within {seconds:g} s: start the first machine (launcher.node_rank=0) "
                 "and see that run_root is a folder that all machines share"
             )
         time.sleep(0.2)
-    if config is None:
+    if plan.attempt:
         return
     asked, settings = first.settings(), trackers.public_settings(config)
     if isinstance(config, Config) and isinstance(config.backend, AutoConfig):

@@ -19,8 +19,7 @@ from typing import Any, Literal
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import size_of
-from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import LocalConfig, RunConfig
+from ortlaunch.config.schema import LocalConfig
 from ortlaunch.launch.auto import keep_rate
 from ortlaunch.launch.folder import journal_start, restore_configuration, say_notes, write_run_folder, written
 from ortlaunch.launch.local import machines
@@ -32,11 +31,10 @@ from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.samples import Samples
 from ortlaunch.launch.stalls import Stalls
-from ortlaunch.launch.work import work_of
-from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run import claim, failure
 from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.claim import Claim
-from ortlaunch.run.goodput import Goodput, journal_goodput
+from ortlaunch.run.ending import Ending, end_run
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Stopped
@@ -53,13 +51,11 @@ _ROOM_BYTES = 4096
 """A disk with less room takes no file."""
 
 
-def run(part: NodePart, config: RunConfig, arguments: list[str]) -> int:
+def run_part(part: NodePart) -> int:
     """Runs this machine's part of a run to its end; the first of several machines keeps the record.
 
     Args:
         part: what to run.
-        config: the configuration, its tracking places made absolute.
-        arguments: the command line after ``ortlaunch``, for the record.
 
     Returns:
         The exit code: 0 done, 1 the training failed, 2 the request turned out wrong, 130 interrupted (143 and 129
@@ -67,7 +63,7 @@ def run(part: NodePart, config: RunConfig, arguments: list[str]) -> int:
     """
     started = time.time()
     if part.rank > 0:
-        return _run_further_machine(part, config, started)
+        return _run_further_machine(part, started)
     plan = part.plan
     with StopFlag() as stop:
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
@@ -79,13 +75,13 @@ def run(part: NodePart, config: RunConfig, arguments: list[str]) -> int:
         journal: Journal | None = None
         try:
             with written(plan):
-                write_run_folder(plan, config, arguments, part.start)
+                write_run_folder(plan, part.start)
                 # It is open when others learn of this process: by that they know the run's launcher.
                 journal = plan.files.journal(is_patient=True)
                 plan.files.note_launcher()
-            journal_start(journal, plan, config)
-            say_notes(plan, config)
-            return _Attempt(part, config, arguments, started, journal, own_claim, stop).run()
+            journal_start(journal, plan)
+            say_notes(plan)
+            return _Attempt(part, started, journal, own_claim, stop).run()
         finally:
             own_claim.release(None if journal is None else journal.unwritten_end)
 
@@ -95,8 +91,6 @@ class _Attempt:
     """One attempt of a run that this process has claimed, on the machine that keeps the record."""
 
     part: NodePart
-    config: RunConfig
-    arguments: list[str]
     started: float
     journal: Journal
     own_claim: Claim
@@ -104,61 +98,56 @@ class _Attempt:
 
     def run(self) -> int:
         """Runs the workers to their end, journals and sends how they ended, and prints it; returns the exit code."""
-        part, plan, config, begun = self.part, self.part.plan, self.config, time.monotonic()
-        display = Display(part, work_of(config).steps, resolve_device(config.device).value)
-        for line in _lines_for_others(plan, config, self.arguments):
+        part, plan, begun = self.part, self.part.plan, time.monotonic()
+        display = Display(part)
+        for line in _lines_for_others(plan):
             display.line(line)
         if self.journal.problem:
             text = f"{plan.journal} cannot be written ({self.journal.problem}): its events are kept until there is room"
             print(f"ortlaunch: {text}", file=sys.stderr, flush=True)
-        cfgs = trackers.chosen(config)
+        cfgs = trackers.chosen(plan.config)
         relay = Relay(plan.run_dir, *cfgs)
         self.stop.is_urgent = False
         if self.own_claim.is_lost:
             raise RequestError(_taken_over(plan))
-        outcome = _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop)
+        outcome = _run_workers(part, display, self.started, relay, self.own_claim, self.stop)
         # Without the wait for a tracker that is away, which is no part of the training.
         seconds = time.monotonic() - begun
         before = self.stop.count
-        account, sweep_over = None, None
-        if not outcome.is_gone:
-            account = self._journal_end(outcome)
-            sweep_over = _end_in_sweep(plan, outcome)
+        ending = Ending(None, None) if outcome.is_gone else self._journal_end(outcome)
         with self.own_claim.kept():
-            sent = self._send_the_rest(relay, outcome, cfgs, sweep_over, lambda: self.stop.count > before)
+            sent = self._send_the_rest(relay, outcome, cfgs, ending.sweep, lambda: self.stop.count > before)
         code = outcome.exit_code
         if self.stop.count > before and self.stop.latest is not None:
             code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-        ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
-        record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-        display.summary(ending, seconds, record, account)
+        how = "stopped" if plan.files.stopped_file.exists() else outcome.status.lower()
+        record = _record(plan, sent, outcome, has_trained="train/loss" in display.latest)
+        display.summary(how, seconds, record, ending.account)
         return code
 
-    def _journal_end(self, outcome: Outcome) -> Goodput | None:
+    def _journal_end(self, outcome: Outcome) -> Ending:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
-        journal, told = self.journal, bool(self.journal.problem)
+        run, journal, told = self.part.plan.files, self.journal, bool(self.journal.problem)
         if outcome.failure is not None and outcome.failure.is_request:
             # A full disk must not keep the run from its end.
             with contextlib.suppress(OSError):
-                restore_configuration(self.part.plan.files, self.part.plan.attempt)
+                restore_configuration(run, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
-        stopped = self.part.plan.files.stopped() if outcome.status == "KILLED" else None
+        stopped = run.stopped() if outcome.status == "KILLED" else None
         if stopped is not None:
             # Workers have journalled it with their checkpoint, but not a stop before the first step.
             journal.tags({STOPPED_TAG: str(stopped.step)})
-        account = None
-        with contextlib.suppress(OSError):  # It reads the journal.
-            account = journal_goodput(journal)
-            if outcome.status == "FINISHED":
-                keep_rate(self.config, self.part.plan.files)
-        journal.end(outcome.status)
+        ending = end_run(run, journal, outcome.status)
+        if outcome.status == "FINISHED":
+            with contextlib.suppress(OSError):  # It reads the journal.
+                keep_rate(self.part.plan)
         if journal.problem and not told:
             text = f"{journal.path} cannot be written ({journal.problem}): when there is room, ortlaunch sync journals"
             print(f"ortlaunch: {text} that the run has {outcome.status.lower()}", file=sys.stderr, flush=True)
-        return account
+        return ending
 
     def _send_the_rest(
         self, relay: Relay, outcome: Outcome, cfgs: list[Any], sweep_over: Path | None, is_cut_short: Callable[[], bool]
@@ -183,22 +172,13 @@ class _Attempt:
         return sent
 
 
-def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
-    """Notes the end in the run's sweep; returns the sweep's folder if this was its last run."""
-    try:
-        return sweep.note_end(plan.run_dir, outcome.status)
-    except OSError as error:
-        print(f"ortlaunch: the sweep's folder cannot be written: {error.strerror or error}", file=sys.stderr)
-        return None
-
-
-def _run_further_machine(part: NodePart, config: RunConfig, started: float) -> int:
+def _run_further_machine(part: NodePart, started: float) -> int:
     """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
-    machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
-    display = Display(part, work_of(config).steps, resolve_device(config.device).value)
+    machines.wait_for_first(plan)
+    display = Display(part)
     with StopFlag() as stop:
-        outcome = _run_workers(part, config, display, started, None, None, stop)
+        outcome = _run_workers(part, display, started, None, None, stop)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
@@ -207,7 +187,6 @@ def _run_further_machine(part: NodePart, config: RunConfig, started: float) -> i
 
 def _run_workers(
     part: NodePart,
-    config: RunConfig,
     display: Display,
     started: float,
     relay: Relay | None,
@@ -221,7 +200,7 @@ def _run_workers(
         return Outcome("KILLED", exit_codes.stopped_by(stop.signal))
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     own = {} if own_claim is None else own_claim.environment()
-    secrets = trackers.worker_environment(config)
+    secrets = trackers.worker_environment(part.plan.config)
     start = dataclasses.replace(part.start, environment=part.start.environment | own | secrets)
     # Fast workers journal their first events before the threads below have begun.
     offset = size_of(part.plan.journal)
@@ -231,7 +210,7 @@ def _run_workers(
         if relay is not None:
             relay.start()
         outages = None if relay is None else Outages(part.plan.files, relay)
-        code = _watch(group, stop, part.plan, display, config, own_claim, outages, offset)
+        code = _watch(group, stop, part.plan, display, own_claim, outages, offset)
         if outages is not None:
             outages.end()
         # Workers that are ended before their first step, or by this launcher, fail because of that.
@@ -255,7 +234,7 @@ def _note_stop_before_step(part: NodePart) -> None:
     Workers that have made a step record the stop with their checkpoint. These had nothing to save.
     """
     plan = part.plan
-    if part.rank > 0 or plan.stopped.exists() or plan.files.is_gone:
+    if part.rank > 0 or plan.files.stopped_file.exists() or plan.files.is_gone:
         return
     name = plan.files.newest_checkpoint()
     place = plan.files.checkpoints / name
@@ -264,14 +243,13 @@ def _note_stop_before_step(part: NodePart) -> None:
         plan.files.note_stopped(stopped)
 
 
-def _lines_for_others(plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> list[str]:
+def _lines_for_others(plan: LaunchPlan) -> list[str]:
     """Returns the commands for the other machines, if the user has not seen them yet."""
-    launcher = config.launcher
+    launcher = plan.config.launcher
     assert isinstance(launcher, LocalConfig)
     if launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
         return []
-    lines = machines.lines_to_type(launcher, plan.run, Path(config.run_root), arguments)
-    return ["type on the other machines:", *(f"  {line}" for line in lines[1:])]
+    return ["type on the other machines:", *(f"  {line}" for line in machines.lines_to_type(plan)[1:])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +278,6 @@ def _watch(
     stop: StopFlag,
     plan: LaunchPlan,
     display: Display,
-    config: RunConfig,
     own_claim: Claim | None,
     outages: Outages | None,
     offset: int,
@@ -313,7 +290,7 @@ def _watch(
         RequestError: another launcher has taken the run over; nothing more is written.
     """
     gone = Presence(plan.files)
-    stopping = _Stopping(group, stop, plan, display, config)
+    stopping = _Stopping(group, stop, plan, display)
     stalls = Stalls(plan.files) if own_claim is not None else None
     samples = Samples(plan.files) if own_claim is not None else None
     while True:
@@ -357,15 +334,13 @@ def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -
 class _Stopping:
     """Ends the workers: on request after a checkpoint, and at once on a second request or when it takes too long."""
 
-    def __init__(
-        self, group: WorkerGroup, stop: StopFlag, plan: LaunchPlan, display: Display, config: RunConfig
-    ) -> None:
+    def __init__(self, group: WorkerGroup, stop: StopFlag, plan: LaunchPlan, display: Display) -> None:
         self._group = group
         self._stop = stop
         self._plan = plan
         self._display = display
-        self._launcher = config.launcher
-        self._work = work_of(config)
+        self._launcher = plan.config.launcher
+        self._work = plan.work
         self._deadline: float | None = None
         """When the workers are ended, on the monotonic clock; None before a request, infinite once it has passed."""
 
@@ -388,7 +363,7 @@ class _Stopping:
             return 0.0
         # torchrun would pass a signal on and then end the workers while they write their checkpoint.
         try:
-            self._plan.stop_file.touch()
+            self._plan.files.stop_file.touch()
         except OSError as error:
             self._display.line(f"stopping the workers without a checkpoint ({error.strerror})")
             return 0.0
@@ -409,7 +384,7 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None, *, by_themselve
     if plan.files.is_gone:
         text = describe(plan.files)
         return Outcome("FAILED", exit_codes.FAILED, failure.Failure(0, socket.gethostname(), text, False, 0.0), True)
-    if plan.stopped.exists():
+    if plan.files.stopped_file.exists():
         # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
         # itself, and the exit code is that of SIGTERM.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
@@ -450,20 +425,18 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def _record(
-    plan: LaunchPlan, config: RunConfig, sent: RelayResult, outcome: Outcome, *, has_trained: bool
-) -> list[tuple[str, str]]:
+def _record(plan: LaunchPlan, sent: RelayResult, outcome: Outcome, *, has_trained: bool) -> list[tuple[str, str]]:
     if outcome.is_gone:
         return []
     lines = [("run folder", str(plan.run_dir))]
     if outcome.status != "FINISHED" and plan.files.newest_checkpoint():
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
-    elif outcome.status != "FINISHED" and work_of(config).counts_launches:
+    elif outcome.status != "FINISHED" and plan.work.counts_launches:
         lines.append(("run again", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     elif outcome.status == "KILLED" and has_trained:
         lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
     for one in sent.sinks:
-        lines += one.lines(config.experiment) if one.sent else [(one.name, one.message)]
+        lines += one.lines(plan.config.experiment) if one.sent else [(one.name, one.message)]
     if not sent.sent:
         lines.append(("send them", sent.sinks[0].remedy))
     return lines

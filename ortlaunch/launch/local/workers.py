@@ -14,11 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from ortlaunch.base.processes import WARNINGS, die_with_parent, tree
+from ortlaunch.base.processes import WARNINGS, Mark, die_with_parent
 from ortlaunch.launch.plan import Start
 
 _TERMINATE_SECONDS = 10.0
-_REMEMBER_SECONDS = 1.0
 _END_SECONDS = 0.1
 """A process that has closed its output ends soon."""
 
@@ -34,9 +33,8 @@ class WorkerGroup:
             log_file: takes its standard error.
             started: when the run was started, in seconds since the epoch; start-up times count from it.
         """
-        variables = {**os.environ, **start.environment, "ORTLAUNCH_STARTED": repr(started)}
-        self._seen: dict[int, psutil.Process] = {}
-        self._remembered = 0.0
+        self._mark = Mark()
+        variables = {**os.environ, **start.environment, **self._mark.variables(), "ORTLAUNCH_STARTED": repr(started)}
         self.was_ended = False
         """Whether this object has ended the processes, or has begun to."""
         self._lines: queue.Queue[str] = queue.Queue()
@@ -51,15 +49,11 @@ class WorkerGroup:
                 start_new_session=True,
                 preexec_fn=_begin,
             )
-        self._root = psutil.Process(self._process.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def poll(self) -> int | None:
         """Returns torchrun's exit code once it has ended and its output was read; None before."""
-        # This takes from a core that the workers need.
-        if time.monotonic() - self._remembered > _REMEMBER_SECONDS:
-            self._remember()
         code = self._process.poll()
         if code is not None:
             # A killed torchrun may leave workers that hold the pipe open, so the wait is limited. `kill` ends them.
@@ -84,7 +78,6 @@ class WorkerGroup:
     def terminate(self) -> None:
         """Asks torchrun to stop its workers, and ends those that have not stopped after `_TERMINATE_SECONDS`."""
         self.was_ended = True
-        self._remember()
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -95,27 +88,12 @@ class WorkerGroup:
     def kill(self) -> None:
         """Ends every process of the group that is still there."""
         self.was_ended = True
-        self._remember()
         # torchrun is killed first, so that it does not report the end of a worker as a failure.
-        for process in [self._root, *self._seen.values()]:
-            try:
-                # is_running also compares the start time, so that a new process with the same number is not killed.
-                if process.is_running():
-                    process.kill()
-            except psutil.Error:
-                continue
-        self._process.wait()
-
-    def _remember(self) -> None:
-        """Keeps track of all descendants: they are re-parented, and so lost from the tree, when torchrun dies."""
-        self._remembered = time.monotonic()
-        # Another process may have torchrun's number once torchrun has ended.
-        if not self._root.is_running():
-            return
-        # psutil's own way is a walk over all processes of the machine: milliseconds, and more where there are many.
-        for pid in tree([self._root.pid]) - self._seen.keys() - {self._root.pid}:
+        self._process.kill()
+        for process in self._mark.processes():
             with suppress(psutil.Error):
-                self._seen[pid] = psutil.Process(pid)
+                process.kill()
+        self._process.wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -8,8 +8,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -18,21 +19,21 @@ from ortlaunch.config.load import load_run_config, save_config
 from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.launch.auto import decided, keep_rate, recorded
 from ortlaunch.launch.folder import restore_configuration
+from ortlaunch.launch.planning import stored
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD, Facts, Verdict, judge
 from ortlaunch.launch.work import work_of
-from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run import claim, failure
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.events import Status
-from ortlaunch.run.goodput import journal_goodput
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.liveness import has_workers
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.tracking import trackers
 
-_STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
 _LEAVING_SECONDS = 90.0
 """A former job whose run has ended may take this long to leave its nodes."""
@@ -89,14 +90,16 @@ def _begun(launcher: BatchLauncher, run: Run, job: OwnJob) -> int | None:
 
 def _end_before_start(run: Run, job: OwnJob, status: Status, why: str) -> None:
     """Ends a run whose workers need not start."""
-    journal = run.journal(is_patient=True)
-    journal.tags({"ortlaunch.state": _STATES[status]})
-    journal.end(status)
-    claim.release_of(run, job.key, journal.unwritten_end)
+    _end(run, run.journal(is_patient=True), job.key, status)
     send_all(run.path)
-    with _said_where_full("the sweep's folder"):
-        _note_end(run.path, status)
     print(f"ortlaunch: {why}", file=sys.stderr)
+
+
+def _end(run: Run, journal: Journal, job: str, status: Status, reason: Mapping[str, str] | None = None) -> None:
+    """Ends the run of a job. If it was the last one of its sweep, the end of the sweep is sent too."""
+    ending = end_run(run, journal, status, partial(claim.release_of, run, job), tags=reason, is_job=True)
+    if ending.sweep is not None:
+        send_all(ending.sweep)
 
 
 def _remove_earlier_files(run: Run) -> None:
@@ -133,10 +136,10 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
 
 def _decide_backend(run: Run) -> None:
     """Decides what ``backend=auto`` is in this run, before its workers start, for those of all nodes."""
-    stored = load_run_config(run.config_file)
-    if not (isinstance(stored, Config) and isinstance(stored.backend, AutoConfig)):
+    asked = load_run_config(run.config_file)
+    if not (isinstance(asked, Config) and isinstance(asked.backend, AutoConfig)):
         return
-    config, why = recorded(stored, run), "backend=auto keeps what the run has begun with"
+    config, why = recorded(asked, run), "backend=auto keeps what the run has begun with"
     if isinstance(config.backend, AutoConfig):
         backend, why = decided(config)
         config = dataclasses.replace(config, backend=backend)
@@ -203,15 +206,10 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         if facts.is_request and verdict.status == "FAILED":
             with _said_where_full("the configuration"):
                 restore_configuration(Run(run_dir), Run(run_dir).state().attempts - 1)
-        journal.tags({"ortlaunch.state": _STATES[verdict.status]})
-        with suppress(OSError):  # It reads the journal.
-            journal_goodput(journal)
-            if verdict.status == "FINISHED":
-                keep_rate(load_run_config(Run(run_dir).config_file), Run(run_dir))
-        journal.end(verdict.status)
-        claim.release_of(Run(run_dir), job, journal.unwritten_end)
-        with _said_where_full("the sweep's folder"):
-            _note_end(run_dir, verdict.status)
+        _end(Run(run_dir), journal, job, verdict.status)
+        if verdict.status == "FINISHED":
+            with suppress(OSError):  # It reads the journal.
+                keep_rate(stored(run_dir))
     if journal.problem:
         print(f"ortlaunch: {journal.path} cannot be written ({journal.problem})", file=sys.stderr)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
@@ -235,15 +233,9 @@ def refused(run_dir: Path, command: str, job: str) -> None:
         command: the refused command.
         job: the job's id, as its claim has it.
     """
-    journal = Run(run_dir).journal(is_patient=True)
+    run = Run(run_dir)
     text = f"{command} was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
-    journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
-    with suppress(OSError):  # It reads the journal.
-        journal_goodput(journal)
-    journal.end("KILLED")
-    claim.release_of(Run(run_dir), job, journal.unwritten_end)
-    with _said_where_full("the sweep's folder"):
-        _note_end(run_dir, "KILLED")
+    _end(run, run.journal(is_patient=True), job, "KILLED", {"ortlaunch.requeue_reason": text})
     print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)
     send_all(run_dir)
 
@@ -307,13 +299,6 @@ def _first_failure(run_dir: Path) -> failure.Failure | None:
     logs = sorted(Run(run_dir).logs.glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
     found = [one for log in logs[:_MOST_LOGS] if (one := failure.first(run_dir, log)) is not None]
     return min(found, key=lambda one: one.time, default=None)
-
-
-def _note_end(run_dir: Path, status: Status) -> None:
-    """Notes the run's end in its sweep. If it was the last run, the end of the sweep is sent too."""
-    over = sweep.note_end(run_dir, status)
-    if over is not None:
-        send_all(over)
 
 
 def send_all(folder: Path) -> int:

@@ -20,11 +20,10 @@ from ortlaunch.base import exit_codes, last_resort, output
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.programs import module_command
 from ortlaunch.base.text import say
-from ortlaunch.config.load import load_run_config
-from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.outages import Outages
-from ortlaunch.launch.plan import Start
+from ortlaunch.launch.plan import LaunchPlan, Start
+from ortlaunch.launch.planning import stored
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
@@ -48,8 +47,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1]).absolute()
     schedulers = os.dup(2)
     try:
-        launcher, config = launcher_and_config(run_dir)
-        return run_job(launcher, config, run_dir)
+        return run_job(*launcher_and_plan(run_dir))
     except (RequestError, TrainingError) as error:
         text, code = str(error), exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
     except Exception as error:
@@ -65,33 +63,34 @@ def main() -> int:
     return code
 
 
-def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, RunConfig]:
-    """Returns the launcher of a run and its configuration.
+def launcher_and_plan(run_dir: Path) -> tuple[BatchLauncher, LaunchPlan]:
+    """Returns the launcher of a run and its plan.
 
     Raises:
         RequestError: the launcher is not installed here, or has no jobs.
     """
-    config = load_run_config(Run(run_dir).config_file)
-    launcher = launcher_of(config)
+    plan = stored(run_dir)
+    launcher = launcher_of(plan.config)
     if not isinstance(launcher, BatchLauncher):
         raise RequestError(f"{run_dir}: launcher={launcher.name} does not run in jobs")
-    return launcher, config
+    return launcher, plan
 
 
-def run_job(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> int:
+def run_job(launcher: BatchLauncher, plan: LaunchPlan) -> int:
     """Runs the attempts of a run that this job can make.
 
     Returns:
         The exit code of the job.
     """
-    output.append_to(Run(run_dir).scheduler_log(launcher.name))
+    run_dir = plan.run_dir
+    output.append_to(plan.files.scheduler_log(launcher.name))
     signals = _Signals(launcher, run_dir)
     while True:
         job = launcher.own_job()
         print(f"--- job {job.job_id}, restart {job.restart}, on {job.nodes}", flush=True)
         if begin(launcher, run_dir, job) is None:
             return exit_codes.DONE
-        code, relay = _workers(launcher, config, run_dir, signals)
+        code, relay = _workers(launcher, plan, signals)
         verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir, job.key)
         _finish(relay, run_dir)
         action = verdict.action
@@ -140,27 +139,28 @@ class _Signals:
         return self._since is not None and time.monotonic() > self._since + seconds
 
 
-def _workers(launcher: BatchLauncher, config: RunConfig, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
+def _workers(launcher: BatchLauncher, plan: LaunchPlan, signals: _Signals) -> tuple[int, Relay | None]:
     """Runs the workers to their end, and sends what they journal to the trackers.
 
     Returns:
         The exit code of the command that started them, and the relay.
     """
+    run, run_dir, config = plan.files, plan.run_dir, plan.config
     node = [*module_command("ortlaunch.launch.queue.node"), str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
-    group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
+    group = WorkerGroup(start, run.logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
-    gone = Presence(Run(run_dir))
-    stalls, samples = Stalls(Run(run_dir)), Samples(Run(run_dir))
-    outages = None if relay is None else Outages(Run(run_dir), relay)
+    gone = Presence(run)
+    stalls, samples = Stalls(run), Samples(run)
+    outages = None if relay is None else Outages(run, relay)
     try:
         if relay is not None:
             relay.start()
         while (code := group.poll()) is None:
             if gone.is_over():
-                raise TrainingError(describe(Run(run_dir)))
+                raise TrainingError(describe(run))
             signals.pass_on()
             absent = outages.look() if outages is not None else []
             for line in [*group.lines(), *stalls.look(), *samples.look(), *absent]:

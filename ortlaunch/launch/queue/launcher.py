@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,15 +22,15 @@ from ortlaunch.base.files import replace
 from ortlaunch.base.text import counted
 from ortlaunch.config.schema import RunConfig
 from ortlaunch.launch.folder import journal_start, say_notes, write_run_folder, written
-from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
+from ortlaunch.launch.launcher import QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
 from ortlaunch.run import claim
+from ortlaunch.run.ending import end_run
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
-from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking import trackers
 
 
@@ -46,7 +47,7 @@ class BatchLauncher(QueueLauncher):
     # These methods run in the command that submits.
 
     @abstractmethod
-    def script(self, plan: LaunchPlan, config: RunConfig) -> str:
+    def script(self, plan: LaunchPlan) -> str:
         """Returns the script for one run."""
 
     @abstractmethod
@@ -73,24 +74,24 @@ class BatchLauncher(QueueLauncher):
         """Returns the environment of the scheduler's program, which passes it on to the job."""
         return dict(os.environ) | trackers.environment(config)
 
-    def submit(self, plan: LaunchPlan, config: RunConfig, arguments: list[str]) -> int:
+    def submit(self, plan: LaunchPlan) -> int:
         """Submits a run, or shows its script for a dry run."""
-        script = self.script(plan, config)
+        script, config = self.script(plan), plan.config
         if config.launcher.dry_run:
-            self.show(script, plan, config, [("run folder", str(plan.run_dir))])
+            self.show(script, plan, [("run folder", str(plan.run_dir))])
             return DONE
         self.ask(script, config)
-        self.prepare(PlannedRun(plan, config, arguments))
+        self.prepare(plan)
         path = self.write_script(plan.run_dir, script)
         said = announce([plan.run_dir], config, self.environment(config))
         try:
             ticket = self.enqueue(path, config)
         except RequestError:
-            self.give_up([plan.run_dir], config)
+            self.give_up([plan])
             raise
         write_job(plan.run_dir, self.name, ticket)
-        say_notes(plan, config)
-        nodes, workers = counted(config.launcher.nodes, "node"), counted(plan.world_size, "worker")
+        say_notes(plan)
+        nodes, workers = counted(plan.nodes, "node"), counted(plan.world_size, "worker")
         print(f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes}, {workers}")
         print(f"run folder: {plan.run_dir}")
         say_announced(said, config)
@@ -100,16 +101,16 @@ class BatchLauncher(QueueLauncher):
         """Submits each run of a sweep as a separate job."""
         check_alike([one.config for one in sweep.runs])
         first = sweep.runs[0]
-        scripts = [self.script(one.plan, one.config) for one in sweep.runs]
+        scripts = [self.script(one) for one in sweep.runs]
         if first.config.launcher.dry_run:
-            named = dataclasses.replace(first.plan, name=sweep.name)
+            named = dataclasses.replace(first, name=sweep.name)
             places = [("runs", str(len(sweep.runs))), ("sweep", str(sweep.folder))]
-            self.show("\n".join(scripts), named, first.config, places)
+            self.show("\n".join(scripts), named, places)
             return DONE
         for script, one in zip(scripts, sweep.runs, strict=True):
             self.ask(script, one.config)
         made = sweep.create()
-        runs = [one.plan.run_dir for one in sweep.runs]
+        runs = [one.run_dir for one in sweep.runs]
         for one in sweep.runs:
             self.prepare(one)
         made.write(runs, complete=True)
@@ -117,30 +118,29 @@ class BatchLauncher(QueueLauncher):
         tickets: list[Ticket] = []
         for script, one in zip(scripts, sweep.runs, strict=True):
             try:
-                tickets.append(self.enqueue(self.write_script(one.plan.run_dir, script), one.config))
+                tickets.append(self.enqueue(self.write_script(one.run_dir, script), one.config))
             except RequestError:
-                self.give_up(runs[len(tickets) :], one.config)
+                self.give_up(sweep.runs[len(tickets) :])
                 raise
-            write_job(one.plan.run_dir, self.name, tickets[-1])
+            write_job(one.run_dir, self.name, tickets[-1])
         jobs = ", ".join(ticket.job_id for ticket in tickets)
         self.say_sweep(sweep, f"{made.name} is in the queue as jobs {jobs}", made.run_id, said)
         return DONE
 
-    def show(self, script: str, plan: LaunchPlan, config: RunConfig, places: list[tuple[str, str]]) -> None:
+    def show(self, script: str, plan: LaunchPlan, places: list[tuple[str, str]]) -> None:
         """Prints a script to standard output, so that it can go into a file, and what it asks for to standard error.
 
         Args:
             script: the script.
             plan: the plan of the run; for a sweep that of its first run, under the sweep's name.
-            config: its configuration.
             places: label and place of what would be made.
         """
         print(script, end="", flush=True)
-        workers = f"{counted(plan.workers, 'worker')} on {config.device.value}"
+        workers = f"{counted(plan.workers, 'worker')} on {plan.config.device.value}"
         lines = [
             ("job", plan.name),
-            ("nodes", f"{config.launcher.nodes}, each with {workers}"),
-            *self.request(config),
+            ("nodes", f"{plan.nodes}, each with {workers}"),
+            *self.request(plan.config),
             *places,
             *([] if plan.backend_reason is None else [("note", plan.backend_reason)]),
             ("to submit", "the same command without launcher.dry_run=true"),
@@ -149,19 +149,18 @@ class BatchLauncher(QueueLauncher):
         for label, text in lines:
             print(f"{label + ':':<11} {text}", file=sys.stderr)
 
-    def prepare(self, run: PlannedRun) -> None:
+    def prepare(self, plan: LaunchPlan) -> None:
         """Claims a run, writes its folder, and journals that it is queued.
 
         Raises:
             RequestError: another process has the run, or its folder cannot be made or written.
         """
-        make_run_folder(run.plan.run_dir)
-        with written(run.plan):
-            claim.take(run.plan.files)
-            script = str(self.script_file(run.plan.run_dir))
-            write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
-            with Journal(run.plan.journal) as journal:
-                journal_start(journal, run.plan, run.config)
+        make_run_folder(plan.run_dir)
+        with written(plan):
+            claim.take(plan.files)
+            write_run_folder(plan, Start([self.submit_command, str(self.script_file(plan.run_dir))]))
+            with Journal(plan.journal) as journal:
+                journal_start(journal, plan)
                 journal.tags({"ortlaunch.state": "queued"})
 
     def script_file(self, folder: Path) -> Path:
@@ -174,17 +173,14 @@ class BatchLauncher(QueueLauncher):
         replace(path, script.encode(), 0o755)
         return path
 
-    def give_up(self, runs: list[Path], config: RunConfig) -> None:
+    def give_up(self, runs: list[LaunchPlan]) -> None:
         """Journals the failure of runs whose jobs were refused; the last of them also ends their sweep."""
         over = []
-        for run_dir in runs:
-            with Run(run_dir).journal() as journal:
-                journal.tags({"ortlaunch.state": "failed"})
-                journal.end("FAILED")
-            claim.release(Run(run_dir))
-            sweep = note_end(run_dir, "FAILED")
-            over += [run_dir] if sweep is None else [run_dir, sweep]
-        announce(over, config, self.environment(config))
+        for run in (one.files for one in runs):
+            with run.journal() as journal:
+                ending = end_run(run, journal, "FAILED", partial(claim.release, run), is_job=True)
+            over += [run.path] if ending.sweep is None else [run.path, ending.sweep]
+        announce(over, runs[0].config, self.environment(runs[0].config))
 
     def say_sweep(self, sweep: SweepPlan, queued: str, short: str, said: str, at_once: str = "") -> None:
         """Tells the user that a sweep is in the queue.
@@ -197,7 +193,7 @@ class BatchLauncher(QueueLauncher):
             at_once: text with the number of runs that may go on at once; empty without such a limit.
         """
         config = sweep.runs[0].config
-        say_notes(sweep.runs[0].plan, config)
+        say_notes(sweep.runs[0])
         runs, nodes = counted(len(sweep.runs), "run"), counted(config.launcher.nodes, "node")
         print(f"ortlaunch: {queued}: {runs} of {nodes}{at_once}")
         print(f"sweep:      {sweep.folder}")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ortlaunch.base import last_resort, output
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.devices import resolve_device, usable_cores
-from ortlaunch.config.schema import RunConfig
+from ortlaunch.config.devices import usable_cores
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace
@@ -25,25 +25,24 @@ from ortlaunch.run.run import Run
 _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def train(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> None:
+def train(launcher: BatchLauncher, plan: LaunchPlan) -> None:
     """Replaces this process by torchrun; does not return.
 
     Args:
         launcher: the launcher of the job.
-        config: the run's configuration.
-        run_dir: its folder.
+        plan: the run.
 
     Raises:
         RequestError: the launcher cannot tell this node's place.
     """
-    place = launcher.place(config)
-    output.append_to(Run(run_dir).torchrun_log(place.rank))
+    place = launcher.place(plan.config)
+    output.append_to(plan.files.torchrun_log(place.rank))
     print(header(), flush=True)
-    variables = environment_of(launcher, config, run_dir)
+    variables = environment_of(launcher, plan)
     # A job that resumes the run is a launch of its own, whose first attempt follows train.resume.
-    restarts = history.load(run_dir).restarts(launcher.own_job().job_id)
+    restarts = history.load(plan.run_dir).restarts(launcher.own_job().job_id)
     variables |= {"ORTLAUNCH_RESTARTS": str(restarts), "ORTLAUNCH_STARTED": repr(time.time())}
-    command = command_of(launcher, config, run_dir, place)
+    command = command_of(plan, place)
     if "--signals-to-handle" in torchrun_source():
         # A signal to the job reaches every process on the node. The workers take it as a request to stop and write
         # their checkpoint; torchrun would end them after 30 seconds, whatever they are doing.
@@ -52,12 +51,12 @@ def train(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> None:
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 
-def command_of(launcher: BatchLauncher, config: RunConfig, run_dir: Path, place: NodePlace) -> list[str]:
+def command_of(plan: LaunchPlan, place: NodePlace) -> list[str]:
     """Returns the command for one node's workers."""
     source = torchrun_source()
     signal_options = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
     if "--shutdown-timeout" in source:
-        signal_options.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
+        signal_options.append(f"--shutdown-timeout={plan.config.launcher.grace_seconds}")
     options = [
         f"--rdzv-endpoint={place.head}:{place.port}",
         f"--rdzv-id={place.token}",
@@ -67,15 +66,14 @@ def command_of(launcher: BatchLauncher, config: RunConfig, run_dir: Path, place:
         "--max-restarts=0",
         *signal_options,
     ]
-    return torchrun(config, run_dir, launcher.workers_per_node(config), options)
+    return torchrun(plan, options)
 
 
-def environment_of(launcher: BatchLauncher, config: RunConfig, run_dir: Path) -> dict[str, str]:
+def environment_of(launcher: BatchLauncher, plan: LaunchPlan) -> dict[str, str]:
     """Returns the variables of the node's workers. Those that the user sets take precedence."""
-    threads = threads_per_worker(config, launcher.workers_per_node(config), usable_cores())
-    interface = "lo" if config.launcher.nodes == 1 else None
-    defaults = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
-    return defaults | launcher.variables(config)
+    threads = threads_per_worker(plan.config, plan.workers, usable_cores())
+    defaults = worker_environment(plan, threads, "lo" if plan.nodes == 1 else None)
+    return defaults | launcher.variables(plan.config)
 
 
 def torchrun_source() -> str:
@@ -100,11 +98,11 @@ def _own_address(name: str) -> list[str]:
 
 def main() -> None:
     """Runs the command line."""
-    from ortlaunch.launch.queue.job import launcher_and_config
+    from ortlaunch.launch.queue.job import launcher_and_plan
 
     run_dir = Path(sys.argv[1])
     try:
-        train(*launcher_and_config(run_dir), run_dir)
+        train(*launcher_and_plan(run_dir))
     except RequestError as error:
         sys.exit(f"ortlaunch: {error}")
     except Exception as error:

@@ -31,12 +31,12 @@ def submit_array(launcher: BatchLauncher, sweep: SweepPlan) -> int:
         RequestError: the runs ask for different resources, or the cluster does not take the array.
     """
     check_alike([one.config for one in sweep.runs], resources=True)
-    plan, config = sweep.runs[0].plan, sweep.runs[0].config
-    named = dataclasses.replace(plan, name=sweep.name)
-    script = request_for(named, config, tasks=len(sweep.runs), folder=sweep.folder).script()
+    config = sweep.runs[0].config
+    named = dataclasses.replace(sweep.runs[0], name=sweep.name)
+    script = request_for(named, tasks=len(sweep.runs), folder=sweep.folder).script()
     if config.launcher.dry_run:
         places = [("runs", f"{len(sweep.runs)}{_at_once(config)}"), ("sweep", str(sweep.folder))]
-        launcher.show(script + _tasks_text(sweep), named, config, places)
+        launcher.show(script + _tasks_text(sweep), named, places)
     else:
         _submit(launcher, sweep, config, script)
     return DONE
@@ -45,7 +45,7 @@ def submit_array(launcher: BatchLauncher, sweep: SweepPlan) -> int:
 def _tasks_text(sweep: SweepPlan) -> str:
     """Returns a comment for each task that says which run it is."""
     return "".join(
-        f"# {sweep.folder / 'tasks'}/{number}: {one.plan.run_dir}  {' '.join(one.overrides)}\n"
+        f"# {sweep.folder / 'tasks'}/{number}: {one.run_dir}  {' '.join(one.arguments)}\n"
         for number, one in enumerate(sweep.runs)
     )
 
@@ -56,14 +56,14 @@ def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: RunConfig, script
     made = sweep.create()
     for one in sweep.runs:
         launcher.prepare(one)
-    runs = [one.plan.run_dir for one in sweep.runs]
+    runs = [one.run_dir for one in sweep.runs]
     made.write(runs, complete=True)
     path = launcher.write_script(sweep.folder, script)
     said = announce([sweep.folder, *runs], config, launcher.environment(config))
     try:
         ticket = launcher.enqueue(path, config)
     except RequestError:
-        launcher.give_up(runs, config)
+        launcher.give_up(sweep.runs)
         raise
     write_job(sweep.folder, launcher.name, ticket)
     for number, run_dir in enumerate(runs):

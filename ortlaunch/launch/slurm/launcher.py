@@ -19,12 +19,11 @@ from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket
-from ortlaunch.launch.slurm import array, programs, query, scheduler
+from ortlaunch.launch.slurm import array, cluster, programs
 from ortlaunch.launch.slurm import plan as planning
 from ortlaunch.launch.slurm.fitness import attempt_token
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
 from ortlaunch.launch.slurm.rules import SLURM_RULES
-from ortlaunch.launch.slurm.states import translated
 from ortlaunch.launch.slurm.submit import submission_environment
 from ortlaunch.run.run import Run
 
@@ -55,9 +54,9 @@ class SlurmLauncher(BatchLauncher):
         cfg = _keys(config)
         return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
 
-    def script(self, plan: LaunchPlan, config: RunConfig) -> str:
+    def script(self, plan: LaunchPlan) -> str:
         """Returns the batch script of one run."""
-        return planning.request_for(plan, config).script()
+        return planning.request_for(plan).script()
 
     def request(self, config: RunConfig) -> list[tuple[str, str]]:
         """Returns the time limit and the partition."""
@@ -100,15 +99,15 @@ class SlurmLauncher(BatchLauncher):
 
     def states(self, max_age: float = FRESH_SECONDS) -> Jobs:
         """Returns the jobs that squeue lists."""
-        return translated(query.queue(max_age))
+        return cluster.queue(max_age)
 
     def past_states(self, job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Jobs:
         """Returns the jobs that sacct lists, if the cluster has slurmdbd."""
-        return translated(query.accounted(job_ids, max_age))
+        return cluster.accounted(job_ids, max_age)
 
     def may_live(self, job_id: str) -> bool:
         """Asks scontrol, which knows a new job before squeue lists it."""
-        return scheduler.is_alive(job_id)
+        return cluster.is_alive(job_id)
 
     def cancel(self, job_ids: list[str]) -> None:
         """Cancels jobs by scancel."""
@@ -153,12 +152,12 @@ class SlurmLauncher(BatchLauncher):
             os.environ["SLURM_JOB_NODELIST"],
             int(os.environ.get("SLURM_RESTART_COUNT", "0")),
             slurm_variables(),
-            scheduler.own_job(),
+            cluster.own_job(),
         )
 
     def own_state(self) -> OwnState | None:
         """Asks scontrol for the job's state."""
-        return scheduler.job_state(scheduler.own_job())
+        return cluster.job_state(cluster.own_job())
 
     def place(self, config: RunConfig) -> NodePlace:
         """Reads the place from SLURM's variables and those of the batch script."""
@@ -173,8 +172,8 @@ class SlurmLauncher(BatchLauncher):
 
     def is_over(self, job_id: str) -> bool | None:
         """Asks scontrol whether a job is over."""
-        found = scheduler.job_state(job_id)
-        return None if found is None else found.state not in scheduler.ALIVE
+        found = cluster.job_state(job_id)
+        return None if found is None else not cluster.is_alive_in(found.state)
 
     def requeue_limit(self, config: RunConfig) -> int:
         """Returns `launcher.requeue_limit`."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ortlaunch.config.load import load_run_config
+from ortlaunch.launch.planning import stored
 from ortlaunch.launch.queue.node import train
 from ortlaunch.launch.slurm.fitness import report
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
-from ortlaunch.run.run import Run
 
 
 def main() -> None:
@@ -20,7 +19,7 @@ def main() -> None:
     verb, run_dir = sys.argv[1], Path(sys.argv[2])
     if verb == "preflight":
         sys.exit(report(run_dir))
-    train(SlurmLauncher(), load_run_config(Run(run_dir).config_file), run_dir)
+    train(SlurmLauncher(), stored(run_dir))
 
 
 if __name__ == "__main__":

@@ -40,18 +40,15 @@ def workers_per_node(config: RunConfig) -> int:
     return torchrun.workers_per_node(config, config.device, cfg.gpus_per_node or 1, cores)
 
 
-def request_for(
-    plan: LaunchPlan, config: RunConfig, tasks: int | None = None, folder: Path | None = None
-) -> JobRequest:
+def request_for(plan: LaunchPlan, tasks: int | None = None, folder: Path | None = None) -> JobRequest:
     """Returns the request for a planned job.
 
     Args:
         plan: the plan; for a sweep that of its first run.
-        config: the configuration with its device decided.
         tasks: number of runs of a sweep, which must all ask for the same resources; None for one run.
         folder: the sweep's folder.
     """
-    cfg = config.launcher
+    cfg = plan.config.launcher
     assert isinstance(cfg, SlurmConfig)
     carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
     return JobRequest(

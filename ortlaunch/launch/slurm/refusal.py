@@ -3,12 +3,62 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import asdict
 
 from ortlaunch.config.schema import RunConfig, SlurmConfig
 from ortlaunch.launch.slurm.programs import listed
 
 _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submission failed: )+"
+_NODES = ("nodes", "cpus_per_node", "gpus_per_node", "gpu_type", "memory", "constraint")
+_WORDS = (
+    (
+        r"configuration source|no such file or directory.*slurm\.conf",
+        "SLURM is installed here, and this machine belongs to no cluster: submit from a login node; "
+        "launcher.dry_run=true shows the script anywhere",
+        "",
+    ),
+    (r"invalid partition", "launcher.partition={partition}: the cluster has no such partition", "there are %R"),
+    (
+        r"invalid account",
+        "launcher.account={account}: you have no such account in this partition (sacctmgr show associations)",
+        "",
+    ),
+    (r"invalid qos", "launcher.qos={qos}: not a quality of service that you may use (sacctmgr show qos)", ""),
+    (r"time limit", "launcher.time={time}: more than the partition allows", "limits: %R %l"),
+    (r"invalid feature", "launcher.constraint={constraint}: no node has these features", "there are %f"),
+    (
+        r"generic resource",
+        "launcher.gpus_per_node={gpus_per_node} launcher.gpu_type={gpu_type} launcher.gres={gres}: the cluster has no "
+        "such resource, or wants launcher.gpu_request=gres",
+        "there are %G",
+    ),
+    (
+        r"dependency problem|invalid --dependency",
+        "launcher.dependency={dependency}: no such job, or not as SLURM writes it (afterok:1234)",
+        "",
+    ),
+    (
+        r"reservation is invalid|invalid reservation",
+        "launcher.reservation={reservation}: there is no such reservation, or it is not for you",
+        "",
+    ),
+    (
+        r"node configuration is not available|node count|more processors|memory required",
+        "no nodes of the cluster are like this: {wanted} (sinfo -N -o '%N %P %c %m %G %f' shows what they have)",
+        "",
+    ),
+    (
+        r"violates accounting|limit",
+        "the job is over a limit of your account, partition or quality of service (sacctmgr show associations)",
+        "",
+    ),
+    (
+        r"unable to contact|socket timed out|connection refused|communication",
+        "SLURM's controller does not answer: try again later; nothing was submitted",
+        "",
+    ),
+)
+"""What SLURM says, what is said instead, and what the cluster has, in sinfo's format. The first that fits counts."""
 
 
 def is_final(said: str) -> bool:
@@ -27,94 +77,15 @@ def in_plain_words(said: str, config: RunConfig) -> str:
         said: sbatch's standard error.
         config: the configuration that asked for it.
     """
-    cfg = config.launcher
-    assert isinstance(cfg, SlurmConfig)
-    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
-    bare = [re.sub(_BEFORE, "", line) for line in lines]
+    assert isinstance(config.launcher, SlurmConfig)
+    keys = asdict(config.launcher)
+    keys["wanted"] = " ".join(f"launcher.{key}={keys[key]}" for key in _NODES if keys[key] is not None)
+    bare = [re.sub(_BEFORE, "", line.strip()) for line in said.splitlines() if line.strip()]
     quoted = bare[-1] if bare else "no reason given"
-    for pattern, explain in _WORDS:
+    for pattern, text, shown in _WORDS:
         if re.search(pattern, said, re.IGNORECASE):
-            return f"{explain(cfg)} (SLURM: {quoted})"
+            word, sign, layout = shown.partition("%")
+            found = listed(sign + layout) if sign else []
+            has = f" ({word}{', '.join(found)})" if found else ""
+            return f"{text.format_map(keys)}{has} (SLURM: {quoted})"
     return f"SLURM does not take the job: {'; '.join(bare) or quoted}"
-
-
-def _partition(cfg: SlurmConfig) -> str:
-    return f"launcher.partition={cfg.partition}: the cluster has no such partition{_available('%R')}"
-
-
-def _account(cfg: SlurmConfig) -> str:
-    return f"launcher.account={cfg.account}: you have no such account in this partition (sacctmgr show associations)"
-
-
-def _qos(cfg: SlurmConfig) -> str:
-    return f"launcher.qos={cfg.qos}: not a quality of service that you may use (sacctmgr show qos)"
-
-
-def _nodes(cfg: SlurmConfig) -> str:
-    asked = {
-        "launcher.nodes": cfg.nodes,
-        "launcher.cpus_per_node": cfg.cpus_per_node,
-        "launcher.gpus_per_node": cfg.gpus_per_node,
-        "launcher.gpu_type": cfg.gpu_type,
-        "launcher.memory": cfg.memory,
-        "launcher.constraint": cfg.constraint,
-    }
-    wanted = " ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
-    return f"no nodes of the cluster are like this: {wanted} (sinfo -N -o '%N %P %c %m %G %f' shows what they have)"
-
-
-def _time(cfg: SlurmConfig) -> str:
-    return f"launcher.time={cfg.time}: more than the partition allows{_available('%R %l', 'limits: ')}"
-
-
-def _feature(cfg: SlurmConfig) -> str:
-    return f"launcher.constraint={cfg.constraint}: no node has these features{_available('%f')}"
-
-
-def _gres(cfg: SlurmConfig) -> str:
-    text = f"launcher.gpus_per_node={cfg.gpus_per_node} launcher.gpu_type={cfg.gpu_type} launcher.gres={cfg.gres}"
-    return f"{text}: the cluster has no such resource{_available('%G')}; or it wants launcher.gpu_request=gres"
-
-
-def _dependency(cfg: SlurmConfig) -> str:
-    return f"launcher.dependency={cfg.dependency}: no such job, or not as SLURM writes it (afterok:1234)"
-
-
-def _reservation(cfg: SlurmConfig) -> str:
-    return f"launcher.reservation={cfg.reservation}: there is no such reservation, or it is not for you"
-
-
-def _limits(cfg: SlurmConfig) -> str:
-    return "the job is over a limit of your account, partition or quality of service (sacctmgr show associations)"
-
-
-def _controller(cfg: SlurmConfig) -> str:
-    return "SLURM's controller does not answer: try again later; nothing was submitted"
-
-
-def _no_cluster(cfg: SlurmConfig) -> str:
-    return (
-        "SLURM is installed here, and this machine belongs to no cluster: submit from a login node; "
-        "launcher.dry_run=true shows the script anywhere"
-    )
-
-
-_WORDS: tuple[tuple[str, Callable[[SlurmConfig], str]], ...] = (
-    (r"configuration source|no such file or directory.*slurm\.conf", _no_cluster),
-    (r"invalid partition", _partition),
-    (r"invalid account", _account),
-    (r"invalid qos", _qos),
-    (r"time limit", _time),
-    (r"invalid feature", _feature),
-    (r"generic resource", _gres),
-    (r"dependency problem|invalid --dependency", _dependency),
-    (r"reservation is invalid|invalid reservation", _reservation),
-    (r"node configuration is not available|node count|more processors|memory required", _nodes),
-    (r"violates accounting|limit", _limits),
-    (r"unable to contact|socket timed out|connection refused|communication", _controller),
-)
-
-
-def _available(format: str, word: str = "there are ") -> str:
-    found = listed(format)
-    return f" ({word}{', '.join(found)})" if found else ""

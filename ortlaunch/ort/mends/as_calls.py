@@ -30,6 +30,7 @@
 - ``roll`` by more than a size, by which the exporter leaves elements where they are. Of the first dimension a later
   batch may have fewer than the traced one.
 - ``pad`` around a circle with a width below zero, which cuts off: the exporter repeats other elements.
+- Packing and padding of sequences, for which ONNX has no operator.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
 
@@ -281,6 +282,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::pow": _is_whole_power,
     "aten::pad": _cuts_off,
     "aten::roll": _turns_over,
+    **dict.fromkeys(("aten::_pack_padded_sequence", "aten::_pad_packed_sequence"), _is_any),
     "aten::pairwise_distance": _is_any,
     "aten::sum": _is_sum_of_all,
     "aten::argsort": _is_stable_or_small,

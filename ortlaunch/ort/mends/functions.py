@@ -220,7 +220,7 @@ def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[b
         # Non-leaf tensors are passed, because a Function may change its inputs in place.
         outputs = call(*[x.clone() if isinstance(x, Tensor) else x for x in leaves])
     outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(x, Tensor)]
-    pairs = [(x, _direction(x)) for x in outputs if x.requires_grad]
+    pairs = [(x, function_calls.direction(x)) for x in outputs if x.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in wanted]
     try:
@@ -230,13 +230,6 @@ def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[b
     except Exception as error:
         raise _BackwardError from error
     return list(gradients)
-
-
-def _direction(like: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(like.numel())
-    # Unseen by the modes of the export, which refuse a model's own generators.
-    with torch._C.DisableTorchFunction():
-        return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class _DetachesWhereGradientsAreOff(TorchFunctionMode):
             return result
         if has_gradients or func is Tensor.detach:
             return result
-        if not any(x.requires_grad for x in _tensors((args, kwargs))):
+        if not any(x.requires_grad for x in tensors((args, kwargs))):
             return result
         return _detached(result, args)
 
@@ -170,14 +170,15 @@ def _is_in_place(func: Any) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors(values: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested values."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, tuple | list):
         for value in values:
-            yield from _tensors(value)
+            yield from tensors(value)
     elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
+        yield from tensors(list(values.values()))
 
 
 def stop_gradient(g: Any, value: Any) -> Any:

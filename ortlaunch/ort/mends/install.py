@@ -110,7 +110,7 @@ def install() -> None:
             generators.seeding_refused(),
             failed_calls.TracesOn(),
             truths.TakesTruths(),
-            written_out.WritesOut(),
+            written_out.WritesOut(self._original_module),
             buffers.collected(self._original_module) as moved,
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             decisions.collected(current is not None and current.watches) as reads,
@@ -127,13 +127,13 @@ def install() -> None:
 
     def exported(current: _Export, arguments: dict[str, Any]) -> Any:
         try:
-            return cache.export(original_export, arguments)
+            return cache.export(failed_export.with_lines(original_export), arguments)
         except Exception:
             if not current.reads.tensors or not current.watches:
                 raise
             # What was read may come from operators that cannot be exported, and that the outputs do not need.
             current.watches = False
-            return cache.export(original_export, arguments)
+            return cache.export(failed_export.with_lines(original_export), arguments)
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING

@@ -52,10 +52,7 @@ def _recurrent(
     name = _KINDS[kind]
     directions, batch, out = h0.shape
     hidden = width // directions
-    gates = _GATES[name] * hidden
-    shapes = [(gates, x.shape[2]), (gates, out)] + [(gates,)] * (2 * has_biases) + [(out, hidden)] * (out != hidden)
-    parts = weights.split([torch.Size(shape).numel() for shape in shapes] * directions)
-    layer = [part.reshape(shape) for part, shape in zip(parts, shapes * directions, strict=True)]
+    layer = _layer(x, h0, weights, kind, width, has_biases)
     rest = (layer, has_biases, 1, 0.0, True, directions == 2, False)
     if c0 is None:
         result: Tensor = getattr(torch._VF, name)(x, h0, *rest)[0]  # type: ignore[attr-defined]
@@ -63,6 +60,51 @@ def _recurrent(
     output, _, cells = torch._VF.lstm(x, (h0, c0), *rest)  # type: ignore[attr-defined]
     output = functional.pad(output.unflatten(2, (directions, out)), (0, hidden - out)).flatten(2)
     return torch.cat([output, cells.transpose(0, 1).reshape(1, batch, width)])
+
+
+def _shape_of_packed(
+    _x: Any, _sizes: Any, h0: list[Any], c0: Any, _weights: Any, _kind: int, _width: int, _biases: Any, which: int
+) -> list[Any]:
+    return ([None, h0[0] * h0[2]], h0, c0)[which]
+
+
+@torch_node(
+    "Tensor x, Tensor batch_sizes, Tensor h0, Tensor? c0, Tensor weights, int kind, int width, bool has_biases, "
+    "int which",
+    differentiable=(0, 2, 3, 4),
+    shape=_shape_of_packed,
+)
+def _packed(
+    x: Tensor,
+    batch_sizes: Tensor,
+    h0: Tensor,
+    c0: Tensor | None,
+    weights: Tensor,
+    kind: int,
+    width: int,
+    has_biases: bool,
+    which: int,
+) -> Tensor:
+    """Computes one layer over a packed sequence; the arguments are those of `_recurrent`.
+
+    Returns:
+        The outputs [N, directions * H or P] (`which` is 0), the final hidden state (1) or cell state (2). Each
+        of these that the model uses is a call of its own.
+    """
+    compute = getattr(torch._VF, _KINDS[kind])  # type: ignore[attr-defined]
+    rest = (_layer(x, h0, weights, kind, width, has_biases), has_biases, 1, 0.0, True, h0.shape[0] == 2)
+    result: Tensor = compute(x, batch_sizes.cpu(), h0 if c0 is None else (h0, c0), *rest)[which]
+    return result
+
+
+def _layer(x: Tensor, h0: Tensor, weights: Tensor, kind: int, width: int, has_biases: bool) -> list[Tensor]:
+    """Returns the weights of one layer in their shapes."""
+    directions, _, out = h0.shape
+    hidden = width // directions
+    gates = _GATES[_KINDS[kind]] * hidden
+    shapes = [(gates, x.shape[-1]), (gates, out)] + [(gates,)] * (2 * has_biases) + [(out, hidden)] * (out != hidden)
+    parts = weights.split([torch.Size(shape).numel() for shape in shapes] * directions)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes * directions, strict=True)]
 
 
 def register() -> None:
@@ -74,29 +116,29 @@ def register() -> None:
 
 
 def _symbolic(kind: str, g: Any, *args: Any) -> Any:
-    from torch.onnx import errors, symbolic_helper
+    from torch.onnx import symbolic_helper
 
     if symbolic_helper._is_tensor_list(args[3]):
-        raise errors.UnsupportedOperatorError(
-            f"aten::{kind} (packed sequences; mask what is padded instead)", _OPSET, None
-        )
-    x, states, weights, has_biases, layers, rate, train, bidirectional, batch_first = args
+        x, batch_sizes, states, weights, has_biases, layers, rate, *flags = args
+    else:
+        x, states, weights, has_biases, layers, rate, *flags = args
+        batch_sizes = None
     states = symbolic_helper._unpack_list(states) if kind == "lstm" else [states]
     weights = symbolic_helper._unpack_list(weights)
-    has_biases, train, bidirectional, batch_first = (
-        bool(symbolic_helper._get_const(value, "b", "flag"))
-        for value in (has_biases, train, bidirectional, batch_first)
+    has_biases, train, bidirectional, *batch_first = (
+        bool(symbolic_helper._get_const(value, "b", "flag")) for value in (has_biases, *flags)
     )
     layers = symbolic_helper._get_const(layers, "i", "num_layers")
     share = symbolic_helper._get_const(rate, "f", "dropout") if train else 0.0
     directions = 2 if bidirectional else 1
-    return _layers(g, kind, x, states, weights, has_biases, layers, share, directions, batch_first)
+    return _layers(g, kind, x, batch_sizes, states, weights, has_biases, layers, share, directions, any(batch_first))
 
 
 def _layers(
     g: Any,
     kind: str,
     x: Any,
+    batch_sizes: Any | None,
     states: list[Any],
     weights: list[Any],
     has_biases: bool,
@@ -105,7 +147,10 @@ def _layers(
     directions: int,
     batch_first: bool,
 ) -> Any:
-    """Adds a node for each layer, with dropout between them; returns the output and the final states."""
+    """Adds a node for each layer, with dropout between them; returns the output and the final states.
+
+    A packed sequence is [N, I] with the batch sizes.
+    """
     from torch.onnx import errors
 
     x = g.op("Transpose", x, perm_i=[1, 0, 2]) if batch_first else x
@@ -123,18 +168,14 @@ def _layers(
         flat = [g.op("Reshape", weight, g.op("Constant", value_t=torch.tensor([-1]))) for weight in mine]
         first = [_slice(g, state, 0, number * directions, (number + 1) * directions) for state in states]
         width = hidden * directions
-        result = _recurrent(
-            g,
-            x,
-            first[0],
-            first[1] if kind == "lstm" else None,
-            g.op("Concat", *flat, axis_i=0),
-            _KINDS.index(kind),
-            width,
-            has_biases,
-            dims=[None if time is None else time + (kind == "lstm"), batch, width],
-        )
-        x, last = _separated(g, result, kind, directions, out, hidden)
+        cells = first[1] if kind == "lstm" else None
+        rest = (first[0], cells, g.op("Concat", *flat, axis_i=0), _KINDS.index(kind), width, has_biases)
+        if batch_sizes is None:
+            dims = [None if time is None else time + (kind == "lstm"), batch, width]
+            x, last = _separated(g, _recurrent(g, x, *rest, dims=dims), kind, directions, out, hidden)
+        else:
+            shapes = [[None, directions * out], *map(sizes, first)]
+            x, *last = [_packed(g, x, batch_sizes, *rest, which, dims=dims) for which, dims in enumerate(shapes)]
         for states_of_kind, state in zip(finals, last, strict=True):
             states_of_kind.append(state)
     x = g.op("Transpose", x, perm_i=[1, 0, 2]) if batch_first else x

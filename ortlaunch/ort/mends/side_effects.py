@@ -31,7 +31,7 @@ class RefusesSideEffects(TorchFunctionMode):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self._names = {_address(parameter): name for name, parameter in model.named_parameters()}
+        self._names = {address_of(parameter): name for name, parameter in model.named_parameters()}
         self._names.pop(0, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +48,7 @@ class RefusesSideEffects(TorchFunctionMode):
         watched = [(x, x._version, address) for x, address in self._parameters((*args, *(kwargs or {}).values()))]
         result = func(*args, **(kwargs or {}))
         for tensor, version, address in watched:
-            if tensor._version != version or _address(tensor) != address:
+            if tensor._version != version or address_of(tensor) != address:
                 raise refusal(
                     f"forward changes the parameter {self._names[address]} ({caller()}), {_ADVICE}: change it in a "
                     "step of its own or compute with a changed copy, or use backend=eager or compile"
@@ -61,12 +61,12 @@ class RefusesSideEffects(TorchFunctionMode):
             if isinstance(value, tuple | list):
                 yield from self._parameters(value)
             elif isinstance(value, Tensor) and not value.is_inference():
-                address = _address(value)
+                address = address_of(value)
                 if address in self._names:
                     yield value, address
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
     """Returns the address of a tensor's memory; 0 without one."""
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return 0

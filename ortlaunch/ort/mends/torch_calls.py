@@ -4,8 +4,8 @@ torch has some hundred operators that neither its TorchScript exporter nor this 
 functions, linear algebra. One operator of the graph serves them all. Its inputs are tensors and a list of integers that
 spells which operator of torch it calls, with which other arguments.
 
-Not served are operators that draw random numbers, change an argument in place or have complex values, and calls whose
-other arguments depend on the input, such as a size.
+A whole number that depends on the input, such as a size, is a tensor of the node too. Not served are operators that
+draw random numbers, change an argument in place or have complex values.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number, size
 _BOOL = 9
 """ONNX's code of the dtype."""
 _MOST_TENSORS = 4
-_TENSOR = "tensor"
-"""Key of an argument that is an input of the node; its value is the input's index."""
+_TENSOR, _NUMBER = "tensor", "number"
+"""Keys of an argument that is an input of the node, as a tensor or the whole number in it; the value is its index."""
 _DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
 """Names of arguments of operators that draw random numbers or keep statistics."""
 _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
@@ -197,12 +197,7 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
             raise _NotServedError(f"an argument of type {name} is None")
         return None
     if name == "Tensor":
-        # A node may have an input once only: both of its gradients would get one name.
-        known = next((place for place, one in enumerate(tensors) if one.debugName() == value.debugName()), None)
-        if known is None:
-            known = len(tensors)
-            tensors.append(value)
-        return {_TENSOR: known}
+        return {_TENSOR: _place(value, tensors)}
     if name in ("List[Tensor]", "List[Optional[Tensor]]"):
         if not symbolic_helper._is_packed_list(value):
             raise _NotServedError("the number of its tensors is unknown")
@@ -222,7 +217,19 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
             raise _NotServedError(f"an argument of type {name} is a tensor") from error
         if not isinstance(known, torch._C.Value):
             return known
+        if name == "int" and value.type().scalarType() == "Long":
+            return {_NUMBER: _place(value, tensors)}
     raise _NotServedError(f"an argument of type {name} is not a constant")
+
+
+def _place(value: Any, tensors: list[Any]) -> int:
+    """Returns the index of a tensor among those of the node; one that is new is appended."""
+    # A node may have an input once only: both of its gradients would get one name.
+    names = [one.debugName() for one in tensors]
+    if value.debugName() in names:
+        return names.index(value.debugName())
+    tensors.append(value)
+    return len(names)
 
 
 def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: int, output: Any) -> Any:
@@ -263,7 +270,7 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
 def _moved(others: Any, places: dict[int, int]) -> Any:
     if isinstance(others, list):
         return [_moved(other, places) for other in others]
-    return {_TENSOR: places[others[_TENSOR]]} if isinstance(others, dict) else others
+    return {key: places[place] for key, place in others.items()} if isinstance(others, dict) else others
 
 
 def _spelled(schema: Any, values: list[Any], result: int, rank: int, kinds: list[int]) -> list[int]:
@@ -301,7 +308,9 @@ def _read(spelled: tuple[int, ...]) -> _Call:
 def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:
     if isinstance(argument, list):
         return [_filled(item, tensors) for item in argument]
-    return tensors[argument[_TENSOR]] if isinstance(argument, dict) else argument
+    if isinstance(argument, dict):
+        return tensors[argument[_TENSOR]] if _TENSOR in argument else int(tensors[argument[_NUMBER]])
+    return argument
 
 
 def _compute(*inputs: Any) -> Tensor:

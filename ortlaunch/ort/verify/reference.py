@@ -24,6 +24,7 @@ _DROPOUT = {
 }
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
+_TO_PYTHON |= {"__array__", "numpy"}
 
 SourceLine = tuple[str, int]
 """File and line number."""

@@ -16,17 +16,21 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, read_bytes
 from ortlaunch.base.secrets import without_secrets_in_words
+from ortlaunch.base.start import split_script
+from ortlaunch.compose.attached import with_command, words_beside
+from ortlaunch.compose.composing import SCRIPT
 from ortlaunch.compose.hydra_tree import compose, compose_with_reason
 from ortlaunch.compose.overrides import parsed, quoted
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.load import to_config, to_dict
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device
+from ortlaunch.config.load import to_dict, to_run_config
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device, RunConfig
 from ortlaunch.launch.auto import chosen
 from ortlaunch.launch.launcher import QueueLauncher
-from ortlaunch.launch.plan import LaunchPlan, folder_name
-from ortlaunch.launch.planning import default_name, plan_in
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.needs import needs_of
@@ -61,15 +65,18 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         ``words`` (all of the command line), ``command``, ``plan`` (the text of the dry run), ``name``, ``experiment``,
         ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``needs`` (see `needs_of`), ``steps``.
     """
-    words = whole_words(request)
-    config, plan = planned(words, request["run_key"])
+    words, script = split_script(request["words"])
+    last = [] if script is None else ["--", *script]
+    words = [*words, f"run_root={quoted(request['root'])}"]
+    config, plan = planned([*words, *last], request["run_key"])
     require_one_machine(config, "choose launcher=slurm")
     if not isinstance(launcher_of(config), QueueLauncher):
         words = [*words, f"launcher.run={request['run_key']}"]
+    words = [*words, *last]
     return {
         "words": words,
         "command": shlex.join(["ortlaunch", *without_secrets_in_words(request["words"])]),
-        "plan": _dry_run(plan, config),
+        "plan": _dry_run(plan),
         "name": plan.name,
         "experiment": config.experiment,
         "run_dir": str(plan.run_dir),
@@ -77,26 +84,34 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         "slots": slots_of(config),
         "on_gpu": resolve_device(config.device) is Device.cuda,
         "needs": needs_of(config),
-        "steps": config.train.steps,
+        "steps": work_of(config).steps or None,
     }
 
 
-def whole_words(request: dict[str, Any]) -> list[str]:
-    """Returns the words of a request with the place of its run folder."""
-    return [*request["words"], f"run_root={quoted(request['root'])}"]
+def check_sweep(request: dict[str, Any]) -> dict[str, Any]:
+    """Checks several new runs.
+
+    Args:
+        request: ``runs``, of each the ``words`` and the ``run_key``.
+
+    Returns:
+        ``runs``, of each what `check` returns.
+    """
+    return {"runs": [check({**request, **one}) for one in request["runs"]]}
 
 
-def planned(words: list[str], run_key: str) -> tuple[Config, LaunchPlan]:
+def planned(words: list[str], run_key: str) -> tuple[RunConfig, LaunchPlan]:
     """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
-    tree, reason = compose_with_reason(words)
-    config = prepared(to_config(tree))
-    key, name = RunKey.parsed(run_key), config.name or default_name(config)
-    folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
-    plan = plan_in(config, folder.absolute(), key.run_id, name)
-    return config, dataclasses.replace(plan, backend_reason=reason)
+    given, script = split_script(words)
+    if script is None:
+        tree, reason = compose_with_reason(given)
+    else:
+        tree, reason = compose_with_reason(words_beside(given), SCRIPT)
+    config = prepared(with_command(to_run_config(tree), script))
+    return config, make_plan(config, reason, words, RunKey.parsed(run_key))
 
 
-def require_one_machine(config: Config, advice: str) -> None:
+def require_one_machine(config: RunConfig, advice: str) -> None:
     """Refuses a run of several machines, unless a scheduler starts it: here one of them would wait for the others.
 
     Args:
@@ -112,7 +127,7 @@ def require_one_machine(config: Config, advice: str) -> None:
         )
 
 
-def slots_of(config: Config) -> int:
+def slots_of(config: RunConfig) -> int:
     """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU.
 
     The CPU of a machine with GPUs has no slots; the service knows which it is.
@@ -130,10 +145,10 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
         request: ``run_dir``.
 
     Returns:
-        ``job`` and ``keys``, and in ``left_out`` the words that the service does not take.
+        ``job``, ``keys`` and ``script``, and in ``left_out`` the words that the service does not take.
     """
     run = Run(Path(request["run_dir"]))
-    words = _stored_words(run)
+    words, script = split_script(_stored_words(run))
     job, found, left_out = None, dict[str, Any](), list[str]()
     for word in words[1:] if words[:1] == ["run"] else words:
         if "=" not in word or word.startswith(("-", "~")):
@@ -147,16 +162,18 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
             left_out.append(word)
         else:
             found[override.key_or_group] = value
-    return {"job": job, "keys": found, "left_out": left_out}
+    return {"job": job, "keys": found, "script": shlex.join(script or []), "left_out": left_out}
 
 
-def own_code_in(run: Run, config: Config) -> str:
+def own_code_in(run: Run, config: RunConfig) -> str:
     """Returns the key by which a run executes what only an author may choose; empty if there is none.
 
     Args:
         run: the run, whose ready job and options are taken as they are.
         config: its configuration, with the keys that change.
     """
+    if not isinstance(config, Config):
+        return "script.command"
     choices = {"jobs", PROFILE_OF_SLURM, "model", *GROUPS}
     words = [word for word in _stored_words(run) if word.partition("=")[0].lstrip("+") in choices]
     try:
@@ -200,11 +217,13 @@ def _leaves(node: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _dry_run(plan: LaunchPlan, config: Config) -> str:
+def _dry_run(plan: LaunchPlan) -> str:
     """Returns what a dry run prints."""
+    config = plan.config
     dry = dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dry_run=True))
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         dry, why = chosen(dry)
-        launcher_of(dry).submit(dataclasses.replace(plan, backend_reason=why or plan.backend_reason), dry, [])
+        reason = why or plan.backend_reason
+        launcher_of(dry).submit(dataclasses.replace(plan, config=dry, backend_reason=reason, arguments=()))
     return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]

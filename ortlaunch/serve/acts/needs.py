@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import Config, Device
+from ortlaunch.config.schema import Config, Device, RunConfig
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.table import launcher_of
 
@@ -23,7 +23,7 @@ _SHARING = ("fsdp", "deepspeed")
 """Trainers that spread the weights over the workers; others give all of them to each."""
 
 
-def needs_of(config: Config) -> dict[str, float]:
+def needs_of(config: RunConfig) -> dict[str, float]:
     """Returns the ``cores``, and the bytes of ``memory`` and ``disk``, that a run takes of this machine at least.
 
     Args:
@@ -33,6 +33,9 @@ def needs_of(config: Config) -> dict[str, float]:
     if isinstance(launcher, QueueLauncher):
         return {}
     workers = launcher.workers_per_node(config)
+    if not isinstance(config, Config):
+        # What a script loads is its own.
+        return {"cores": workers * (config.launcher.threads or 1), "memory": workers * _WORKER, "disk": 0.0}
     processes = workers * (_WORKER + config.data.workers * _LOADER)
     weights, of_sample = _weights(config.model.params), _numbers_of_sample(config)
     batches = workers * config.train.batch_size * of_sample * _NUMBER

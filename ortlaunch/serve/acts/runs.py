@@ -16,12 +16,13 @@ from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.hidden import hidden_keys
-from ortlaunch.config.load import load_config
+from ortlaunch.config.load import load_config, load_run_config
 from ortlaunch.config.schema import Device
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
+from ortlaunch.launch.work import work_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
@@ -120,7 +121,7 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         resume([*words, "launcher.dry_run=true"])
-    config = prepared(changed(load_config(run.config_file), request["words"], "resume"))
+    config = prepared(changed(load_run_config(run.config_file), request["words"], "resume"))
     require_one_machine(config, "resume it from a command line on each of its machines")
     state = run.state()
     return {
@@ -134,7 +135,7 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         "slots": slots_of(config),
         "on_gpu": resolve_device(config.device) is Device.cuda,
         "needs": needs_of(config),
-        "steps": config.train.steps,
+        "steps": work_of(config).steps or None,
         "begun_before": state.attempts,
         "own_code": own_code_in(run, config),
     }

@@ -220,7 +220,7 @@ def _call(request: dict[str, Any]) -> None:
     from ortlaunch.launch.table import launcher_of
 
     config, plan = planned(request["words"], request["run_key"])
-    launcher_of(config).submit(plan, config, request["words"])
+    launcher_of(config).submit(plan)
 
 
 def _submitted(run: Run) -> dict[str, Any]:

@@ -15,9 +15,9 @@ router = APIRouter(tags=["machine"])
 @router.get("/api/machine")
 def machine(
     request: Request,
-    _caller: Annotated[Caller, Depends(needs(Role.viewer))],
+    caller: Annotated[Caller, Depends(needs(Role.viewer))],
     minutes: Annotated[int, Query(ge=0, le=1440)] = 60,
 ) -> dict[str, Any]:
     """The machine's cores, memory, disk and GPUs by run: now, and each minute of the last `minutes`."""
-    found: dict[str, Any] = service_of(request).machine.as_dict(minutes)
+    found: dict[str, Any] = service_of(request).machine.as_dict(minutes, caller)
     return found

@@ -19,11 +19,11 @@ from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs, still_allowed
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.comparison import compared
-from ortlaunch.serve.follow.asked import RunQuery, Word
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
 from ortlaunch.serve.follow.details import may_fetch
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
+from ortlaunch.serve.index.asked import RunQuery, Word
 from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
 from ortlaunch.serve.service import Service, service_of
@@ -59,7 +59,7 @@ def facets(service: Shared, caller: Viewer) -> Facets:
 @router.get("/api/runs/{id}")
 async def run_detail(service: Shared, caller: Viewer, id: str) -> Detail:
     """One run. `id` is its key, its short id or the id of its job in the queue."""
-    return await reading_run(service, id, follow.run_detail, service, caller, id)
+    return await reading_run(service, caller, id, follow.run_detail, service, caller, id)
 
 
 @router.get("/api/runs/{id}/metrics")
@@ -75,7 +75,7 @@ async def run_metrics(
     `names` has commas between the metrics; without it the first forty come.
     """
     wanted = [name for name in names.split(",") if name]
-    return await reading_run(service, id, follow.run_metrics, service, caller, id, wanted, points)
+    return await reading_run(service, caller, id, follow.run_metrics, service, caller, id, wanted, points)
 
 
 @router.get("/api/runs/{id}/logs/{rank}")
@@ -91,14 +91,38 @@ async def run_log(
     """Whole lines of a log from a byte on; a negative `offset` counts from the end. With `search` the lines that have
     the word, from `offset` on."""
     read = partial(follow.run_log, offset=offset, limit=limit, word=search)
-    return await reading_run(service, id, read, service, caller, id, rank)
+    return await reading_run(service, caller, id, read, service, caller, id, rank)
+
+
+@router.get("/api/runs/{id}/logs/{rank}/text", response_class=StreamingResponse)
+async def run_log_text(service: Shared, caller: Viewer, id: str, rank: str) -> StreamingResponse:
+    """A whole log as a file, as the page shows it: without secrets and control characters."""
+
+    async def part(offset: int) -> LogPart:
+        read = partial(follow.run_log, offset=offset, limit=MOST_BYTES)
+        return await reading_run(service, caller, id, read, service, caller, id, rank)
+
+    async def text(found: LogPart) -> AsyncIterator[bytes]:
+        at = -1
+        while found["next"] > at:
+            at = found["next"]
+            yield (found["text"] if found["more"] else found["text"] + found["rest"]).encode(errors="replace")
+            if not found["more"] or not await to_thread.run_sync(still_allowed, service, caller):
+                return
+            found = await part(at)
+
+    name = quote(f"{id}-{rank}.log", safe="")
+    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}"}
+    return StreamingResponse(text(await part(0)), headers=headers, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/api/runs/{id}/config")
 async def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
     """The configuration of a run, without secrets, and how that of the run `against` differs."""
-    settings = await reading_run(service, id, follow.run_settings, service, id)
-    other = await reading_run(service, against, follow.run_settings, service, against) if against else None
+    settings = await reading_run(service, caller, id, follow.run_settings, service, caller, id)
+    other = (
+        await reading_run(service, caller, against, follow.run_settings, service, caller, against) if against else None
+    )
     return await to_thread.run_sync(follow.configuration, settings, other)
 
 
@@ -108,13 +132,14 @@ async def run_file(service: Shared, caller: Viewer, id: str, name: str) -> Strea
 
     What workers wrote is not searched for secrets here, so it is for the owner and for administrators.
     """
-    place, file, size = await reading_run(service, id, _opened, service, caller, id, name)
+    place, file, size = await reading_run(service, caller, id, _opened, service, caller, id, name)
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
         "Content-Length": str(size),
     }
     content = _content(partial(service.readers.call, place), file, size, lambda: still_allowed(service, caller))
-    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
+    kind = "image/png" if name.endswith(".png") else "application/octet-stream"
+    return StreamingResponse(content, headers=headers, media_type=kind)
 
 
 @router.get("/api/compare")
@@ -125,23 +150,28 @@ async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max
 
 def _opened(service: Service, caller: Caller, asked: str, name: str) -> tuple[str, BinaryIO, int]:
     """Opens a file of a run; returns the run folder, the file and its size."""
-    found = found_run(service, asked)
+    found = found_run(service, caller, asked)
     run = found.run
     raw = {one.name for one in (run.logs, run.failures, run.stacks, run.journal_file)}
-    if name.partition("/")[0] in raw and not may_change(caller, found.owner):
+    is_raw = name.partition("/")[0] in raw or (name.startswith(f"{run.logged.name}/") and not name.endswith(".png"))
+    if is_raw and not may_change(caller, found.owner):
         raise HTTPException(403, "this file is for the run's owner; the page of the run shows logs without secrets")
     try:
         if not may_fetch(run, name):
             raise FileNotFoundError
-        file = _without_secrets(service, asked, name) if name == run.config_file.name else open_beneath(run.path, name)
+        file = (
+            _without_secrets(service, caller, asked, name)
+            if name == run.config_file.name
+            else open_beneath(run.path, name)
+        )
     except OSError:
         raise HTTPException(404, "the run has no such file, or it cannot be read") from None
     return found.place, file, os.fstat(file.fileno()).st_size
 
 
-def _without_secrets(service: Service, asked: str, name: str) -> BinaryIO:
+def _without_secrets(service: Service, caller: Caller, asked: str, name: str) -> BinaryIO:
     """The configuration as the page shows it: a folder of an earlier version, or of another program, may have more."""
-    settings = follow.run_settings(service, asked)
+    settings = follow.run_settings(service, caller, asked)
     if not settings:
         raise FileNotFoundError
     file = os.fdopen(os.memfd_create(name), "w+b")

@@ -31,6 +31,13 @@ class Row(TypedDict):
     seconds_left: float | None
     started: float
     updated: float
+    project: str
+    """Empty for none: everybody sees it."""
+    sweep: str | None
+    tags: list[str]
+    note: str
+    columns: dict[str, str | float | None]
+    """The values of the columns that were asked for."""
 
 
 class Page(TypedDict):
@@ -48,6 +55,9 @@ class Facets(TypedDict):
     states: dict[str, int]
     owners: list[str]
     experiments: list[str]
+    projects: list[str]
+    columns: list[str]
+    """Parameters and metrics that runs have, as columns and for conditions."""
 
 
 class Change(TypedDict):
@@ -113,6 +123,16 @@ class FileShape(TypedDict):
     changed: float
 
 
+class Kept(TypedDict):
+    """A picture or a text that a hook has kept."""
+
+    name: str
+    """Of the file, for ``/files/{name}``."""
+    at: float
+    text: str | None
+    """The text's beginning; None for a picture."""
+
+
 class Detail(TypedDict):
     """Everything about one run but its curves, logs and configuration."""
 
@@ -128,6 +148,8 @@ class Detail(TypedDict):
     logs: list[str]
     """The names that ``/logs/{name}`` takes beside the ranks."""
     files: list[FileShape]
+    kept: list[Kept]
+    """The newest pictures and texts of hooks."""
     metrics: list[str]
     problems: list[str]
     """The files of the run that cannot be read, and why."""
@@ -147,6 +169,9 @@ class Curves(TypedDict):
     curves: dict[str, Curve]
     names: list[str]
     """All metrics of the run."""
+    began: float
+    times: Curve
+    """The seconds from `began` to each step."""
     offset: int
     """The topic ``run:ID@OFFSET`` goes on exactly after these points."""
 

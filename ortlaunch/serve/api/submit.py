@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.fields import CHOICES, catalogue, jobs_to_choose
+from ortlaunch.serve.projects import of_new_run
 from ortlaunch.serve.queue.tables import Job
-from ortlaunch.serve.requests import MOST_MINUTES
+from ortlaunch.serve.requests import MOST_MINUTES, MOST_SWEPT, Submission, judge_all
 from ortlaunch.serve.service import Service, service_of
 from ortlaunch.serve.waiting import in_thread
 
@@ -24,16 +25,27 @@ Runner = Annotated[Caller, Depends(needs(Role.runner))]
 RunId = Annotated[str, Path(min_length=2, max_length=64, description="the run's key, its short id, or the queue's id")]
 Minutes = Annotated[float | None, Field(gt=0, le=MOST_MINUTES, description="the run is stopped after this time")]
 RepeatKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
-Keys = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr | None]
+Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
+Keys = dict[str, Scalar]
 
 
 class Wanted(BaseModel):
-    """A run to start: a ready job or the defaults, and keys that differ."""
+    """A run to start, or a sweep: a ready job, the defaults or a script, and keys that differ."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     job: Annotated[str | None, Field(max_length=100)] = None
     keys: Keys = {}
+    axes: Annotated[dict[str, Annotated[list[Scalar], Field(max_length=MOST_SWEPT)]], Field(max_length=10)] = {}
+    """Values of further keys: each combination is a run."""
+    script: Annotated[str, Field(max_length=4000)] = ""
+    """The script and its arguments, as after ``--`` on a command line; for authors."""
+    project: Annotated[str, Field(max_length=40)] = ""
+    """It may be left out by those who have one or none."""
     minutes: Minutes = None
+
+    def runs(self, caller: Caller) -> list[Submission]:
+        """Returns the runs that it means."""
+        return judge_all(self.job, self.keys, self.axes, caller.role, self.minutes, self.script)
 
 
 class Changes(BaseModel):
@@ -44,6 +56,16 @@ class Changes(BaseModel):
     minutes: Minutes = None
 
 
+class Note(BaseModel):
+    """What people say of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+    title: Annotated[str, Field(max_length=160)] = ""
+    """Another name in lists; empty for the run's own."""
+    tags: Annotated[list[Annotated[str, Field(max_length=40)]], Field(max_length=20)] = []
+    note: Annotated[str, Field(max_length=2000)] = ""
+
+
 class ReadyJob(BaseModel):
     """A ready job."""
 
@@ -52,7 +74,9 @@ class ReadyJob(BaseModel):
 
 
 class Checked(BaseModel):
-    """What would be started."""
+    """What would be started; of a sweep its first run."""
+
+    runs: int
 
     command: str
     """The same run from a command line."""
@@ -65,7 +89,7 @@ class Checked(BaseModel):
     """0 for a job of a scheduler, and on the CPU of a machine with GPUs."""
     needs: dict[str, float]
     """Cores, and bytes of memory and disk, that it takes of this machine at least; none for a job of a scheduler."""
-    steps: int
+    steps: int | None
     minutes: float | None
 
 
@@ -76,6 +100,8 @@ class Queued(BaseModel):
     """The run's key."""
     job: str
     """The queue's id."""
+    sweep: str | None
+    """The id of the sweep whose first run it is."""
     state: str
     position: int | None
     reason: str
@@ -121,7 +147,9 @@ async def fields(
 @router.post("/api/runs/check")
 async def check(request: Request, body: Wanted, caller: Runner) -> Checked:
     """Checks a request by all rules, and shows what would be started. Writes nothing."""
-    found = await in_thread(caller, submitting.check, service_of(request), caller, body.job, body.keys, body.minutes)
+    runs = body.runs(caller)
+    of_new_run(caller, body.project)
+    found = await in_thread(caller, submitting.check, service_of(request), caller, runs, is_long=len(runs) > 1)
     return Checked(**found)
 
 
@@ -132,10 +160,10 @@ async def submit(
     caller: Runner,
     idempotency_key: RepeatKey = None,
 ) -> Queued:
-    """Puts a run into the queue. The same Idempotency-Key always means the same run."""
-    service = service_of(request)
-    words = service, caller, body.job, body.keys, body.minutes, idempotency_key
-    return _queued(service, (await in_thread(caller, submitting.submit, *words)).job)
+    """Puts a run into the queue, or all runs of a sweep. The same Idempotency-Key always means the same run."""
+    service, runs = service_of(request), body.runs(caller)
+    words = service, caller, runs, idempotency_key, body.project
+    return _queued(service, (await in_thread(caller, submitting.submit, *words, is_long=len(runs) > 1)).job)
 
 
 @router.get("/api/runs/{run_id}/keys")
@@ -160,6 +188,12 @@ async def resume(
     return _queued(service, (await in_thread(caller, submitting.resume, *words)).job)
 
 
+@router.put("/api/runs/{run_id}/note", status_code=204)
+def annotate(request: Request, run_id: RunId, body: Note, caller: Runner) -> None:
+    """Gives a run another name in lists, tags and a note."""
+    submitting.annotate(service_of(request), caller, run_id, body.title, body.tags, body.note)
+
+
 @router.post("/api/runs/{run_id}/delete")
 async def delete(request: Request, run_id: RunId, caller: Runner) -> Place:
     """Moves a run that is over into the bin of its run root."""
@@ -174,4 +208,4 @@ async def export(request: Request, run_id: RunId, caller: Runner) -> Exported:
 
 def _queued(service: Service, job: Job) -> Queued:
     place = service.queue.positions().get(job.id)
-    return Queued(id=job.run_key, job=job.id, state=job.state, position=place, reason=job.reason)
+    return Queued(id=job.run_key, job=job.id, sweep=job.sweep, state=job.state, position=place, reason=job.reason)

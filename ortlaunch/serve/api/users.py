@@ -34,6 +34,7 @@ class UserChange(BaseModel):
     model_config = ConfigDict(extra="forbid")
     role: RoleName | None = None
     unix_user: _Name | None = None
+    projects: Annotated[list[_Name], Field(max_length=50)] | None = None
     disabled: bool | None = None
 
 
@@ -44,6 +45,7 @@ class UserRow(BaseModel):
     name: str
     role: str
     unix_user: str | None
+    projects: list[str]
     disabled: bool
     has_password: bool
     created: float
@@ -74,7 +76,8 @@ def add_user(request: Request, body: NewUser, caller: Admin) -> LinkMade:
 def change_user(request: Request, user_id: Id, body: UserChange, caller: Admin) -> UserRow:
     """Changes a user's role, Unix user, or whether the user may log in."""
     role = None if body.role is None else Role[body.role]
-    changed = accounts.change_user(service_of(request), caller, user_id, role, body.unix_user, body.disabled)
+    words = role, body.unix_user, body.disabled, body.projects
+    changed = accounts.change_user(service_of(request), caller, user_id, *words)
     return row_of(changed)
 
 
@@ -94,6 +97,7 @@ def row_of(user: User) -> UserRow:
         name=user.name,
         role=user.role,
         unix_user=user.unix_user,
+        projects=user.projects,
         disabled=user.disabled,
         has_password=user.password is not None,
         created=user.created,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import uuid
 from typing import Any
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser, positive, seconds
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.start import split_script
 from ortlaunch.base.text import json_text, say
 from ortlaunch.serve.client import show
 from ortlaunch.serve.client.connection import Connection
@@ -34,7 +36,11 @@ def main(arguments: list[str]) -> int:
     Raises:
         RequestError: the service cannot be reached, or refuses.
     """
+    arguments, script = split_script(arguments)
     options = _parser().parse_args(arguments)
+    if script is not None and options.function is not _run:
+        raise RequestError("--: run alone takes a script: ortlaunch --server URL run [KEY=VALUE ...] -- train.py ARGS")
+    options.script = script or []
     code: int = options.function(Connection(options.server), options)
     return code
 
@@ -94,7 +100,7 @@ def _resume(service: Connection, options: argparse.Namespace) -> int:
 
 def _run(service: Connection, options: argparse.Namespace) -> int:
     job, keys = keys_of(options.keys)
-    body = {"job": job, "keys": keys}
+    body = {"job": job, "keys": keys, "project": options.project, "script": shlex.join(options.script)}
     if options.check:
         answer = service.post("runs", "check", body=body)
         say(json_text(answer) if options.json else str(answer["plan"]))
@@ -180,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("run", nargs="+", metavar="RUN")
     run = _verb(verbs, "run", _run, "submit a run")
     run.add_argument("keys", nargs="*", metavar="KEY=VALUE")
+    run.add_argument("--project", default="", metavar="NAME", help="for members of several projects")
     run.add_argument("--check", action="store_true", help="say what would be done, and do nothing")
     return parser
 

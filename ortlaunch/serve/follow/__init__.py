@@ -9,15 +9,15 @@ from fastapi import HTTPException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
-from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.api.shapes import Configuration, Curve, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
-from ortlaunch.serve.follow.asked import RunQuery
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
 from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
 from ortlaunch.serve.follow.details import detail_of, nothing_yet
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, search
+from ortlaunch.serve.index.asked import RunQuery
 from ortlaunch.serve.index.finding import Found, find, found_run
-from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
+from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of, rows_that_fit
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
@@ -43,19 +43,23 @@ def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAG
         size: rows of a page, at most `MOST_ROWS`.
 
     Raises:
-        Unfit: the list cannot be sorted so.
+        Unfit: the list cannot be sorted so, or a condition cannot be read.
     """
     if query.sort.removeprefix("-") not in SORTS:
         raise unfit(
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
-    filters = {**query.filters, "text": query.text[:_LONGEST_TEXT]}
-    return page_of(service, filters, query.sort, query.page, size)
+    return page_of(service, caller, query, size)
+
+
+def figures(service: Service, caller: Caller, query: RunQuery) -> list[str]:
+    """Returns the names of the metrics that runs of the list have."""
+    return sorted({name for row in rows_that_fit(service, caller, query).values() for name in row["figures"]})
 
 
 def facets(service: Service, caller: Caller) -> Facets:
     """Returns what the list can be filtered by."""
-    return facets_of(service)
+    return facets_of(service, caller.view)
 
 
 def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
@@ -64,8 +68,8 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
     Raises:
         HTTPException: there is no such run.
     """
-    found = find(service, asked)
-    row, run = rows_of(service, [found.place]).get(found.place), service.runs.run_at(found.place)
+    found = find(service, caller, asked)
+    row, run = rows_of(service, [found.place], caller.view).get(found.place), service.runs.run_at(found.place)
     with reading(service.engine) as session:
         job = session.get(Job, found.job_id) if found.job_id is not None else None
     if row is None and job is not None and job.state not in OPEN_STATES:
@@ -93,19 +97,19 @@ def run_metrics(
         HTTPException: there is no such run.
         Unfit: its journal cannot be read.
     """
-    found = find(service, asked)
+    found = find(service, caller, asked)
     wanted = list(names)[:_MOST_NAMES]
     most = max(2, min(points, MOST_POINTS))
     try:
         if not wanted:
-            known = _curves.curves(found.place, (), most)[1]
-            wanted = sorted(known, key=_place)
-        curves, known, offset = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
+            wanted = sorted(_curves.curves(found.place, (), most).names, key=_place)
+        read = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
     except FileNotFoundError:
-        return {"id": found.id, "curves": {}, "names": [], "offset": 0}
+        nothing: Curve = {"steps": [], "values": []}
+        return {"id": found.id, "curves": {}, "names": [], "began": 0.0, "times": nothing, "offset": 0}
     except OSError as error:
         raise unfit(f"the journal cannot be read: {error.strerror}", None) from error
-    return {"id": found.id, "curves": curves, "names": known, "offset": offset}
+    return {"id": found.id, **read._asdict()}  # type: ignore[typeddict-item]
 
 
 def _place(name: str) -> tuple[int, int, str]:
@@ -130,7 +134,7 @@ def run_log(
     Raises:
         HTTPException: there is no such run or log.
     """
-    found = found_run(service, asked)
+    found = found_run(service, caller, asked)
     file = log_file(found.run, rank)
     try:
         if file is None:
@@ -142,14 +146,14 @@ def run_log(
         raise HTTPException(404, "the run has no such log, or it cannot be read") from None
 
 
-def run_settings(service: Service, asked: str) -> dict[str, Any]:
+def run_settings(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     """Returns a run's configuration, without secrets.
 
     Raises:
         HTTPException: there is no such run.
         Unfit: its configuration cannot be read.
     """
-    run = found_run(service, asked).run
+    run = found_run(service, caller, asked).run
     try:
         return settings_of(run)
     except RequestError as error:
@@ -169,6 +173,6 @@ def configuration(settings: dict[str, Any], other: dict[str, Any] | None) -> Con
 
 def _metrics(found: Found) -> list[str]:
     try:
-        return _curves.curves(found.place, (), MOST_POINTS)[1]
+        return _curves.curves(found.place, (), MOST_POINTS).names
     except OSError:
         return []

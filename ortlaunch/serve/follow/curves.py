@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ortlaunch.base.text import public_text
 from ortlaunch.run.events import Measured
@@ -132,6 +133,10 @@ class RunCurves:
 
     offset: int = 0
     curves: dict[str, Thinned] = field(default_factory=dict)
+    began: float = 0.0
+    """When the first figures were journalled, in seconds since the epoch."""
+    times: Thinned = field(default_factory=Thinned)
+    """The seconds since then by step."""
     names: MetricNames = field(default_factory=MetricNames)
     file: tuple[int, ...] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -143,6 +148,7 @@ class RunCurves:
             size = journal.seek(0, 2)
             if identity(journal) != self.file or size < self.offset:
                 self.offset, self.curves, self.file = 0, {}, identity(journal)
+                self.began, self.times = 0.0, Thinned()
             path = Path(f"/proc/self/fd/{journal.fileno()}")
             while True:
                 chunk = read_chunk(path, self.offset, _CHUNK)
@@ -153,6 +159,8 @@ class RunCurves:
 
     def _take(self, events: Iterable[Measured]) -> None:
         for event in events:
+            self.began = self.began or event.t / 1000
+            self.times.add(event.step, event.t / 1000 - self.began)
             for journalled, value in event.values.items():
                 name = self.names[journalled]
                 curve = self.curves.get(name)
@@ -163,6 +171,18 @@ class RunCurves:
                 curve.add(event.step, value)
 
 
+class Found(NamedTuple):
+    """Curves of a run."""
+
+    curves: dict[str, Curve]
+    names: list[str]
+    """The names of all its metrics."""
+    offset: int
+    """The byte of the journal up to which they go."""
+    began: float
+    times: Curve
+
+
 class CurveCache:
     """The curves of the runs that were looked at last."""
 
@@ -170,8 +190,8 @@ class CurveCache:
         self._runs: OrderedDict[str, RunCurves] = OrderedDict()
         self._lock = threading.Lock()
 
-    def curves(self, place: str, names: Iterable[str], most: int) -> tuple[dict[str, Curve], list[str], int]:
-        """Returns curves of a run, the names of all its metrics, and the byte of the journal up to which they go.
+    def curves(self, place: str, names: Iterable[str], most: int) -> Found:
+        """Returns curves of a run.
 
         Args:
             place: the run folder.
@@ -189,4 +209,4 @@ class CurveCache:
         with run.lock:
             run.read(place)
             found = {name: run.curves[name].curve(most) for name in names if name in run.curves}
-            return found, sorted(run.curves), run.offset
+            return Found(found, sorted(run.curves), run.offset, run.began, run.times.curve(most))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -27,16 +29,18 @@ from ortlaunch.serve.api.shapes import (
     FailureShape,
     FileShape,
     Goodput,
+    Kept,
     LauncherShape,
     MlflowShape,
     Row,
 )
-from ortlaunch.serve.follow.beneath import files_beneath, folders_beneath, opened_path, read_beneath
+from ortlaunch.serve.follow.beneath import files_beneath, folders_beneath, open_beneath, opened_path, read_beneath
 from ortlaunch.serve.follow.configuration import changes, settings_of
-from ortlaunch.serve.follow.logs import logs_of
+from ortlaunch.serve.follow.logs import clean, logs_of
 
 _MOST_FAILURES = 20
 _MOST_CHECKPOINTS = 50
+_MOST_KEPT = 24
 _LARGEST_SMALL_FILE = 1 << 20
 _LARGEST_ACCOUNT = 32 << 20
 """Of a run that goes on, the account is made from a journal up to this size."""
@@ -73,6 +77,7 @@ def detail_of(run: Run, row: Row, *, nodes: int, restarts: int, metrics: list[st
         "ranks": ranks,
         "logs": logs,
         "files": files_of(run),
+        "kept": kept_by_hooks(run),
         "metrics": metrics,
         "problems": problems,
     }
@@ -91,12 +96,38 @@ def files_of(run: Run) -> list[FileShape]:
     return [{"name": name, "size": one.st_size, "changed": one.st_mtime} for name, one in found.items()]
 
 
+def kept_by_hooks(run: Run) -> list[Kept]:
+    """Returns the newest pictures and texts that hooks have kept, the newest first."""
+    found = sorted(_beneath(run, run.logged.name), key=lambda one: -one[1].st_mtime)[:_MOST_KEPT]
+    return [
+        {"name": name, "at": one.st_mtime, "text": None if name.endswith(".png") else _text(run, name)}
+        for name, one in found
+    ]
+
+
+def _beneath(run: Run, folder: str, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
+    for name, one in files_beneath(run.path, folder).items():
+        if name.endswith((".png", ".txt")):
+            yield f"{folder}/{name}", one
+    if depth < _DEEPEST:
+        for name in folders_beneath(run.path, folder):
+            yield from _beneath(run, f"{folder}/{name}", depth + 1)
+
+
+def _text(run: Run, name: str) -> str:
+    try:
+        with open_beneath(run.path, name) as file:
+            return clean(file.read(_LONGEST_MESSAGE), b"\n", is_cut=True)
+    except OSError:
+        return ""
+
+
 def may_fetch(run: Run, name: str) -> bool:
     """Whether a file of a run folder is one that people may fetch: records, logs and results, nothing else."""
     first, *more = name.split("/")
     if any(part.startswith(".") for part in (first, *more)):
         return False
-    folders = (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile, run.checkpoints)
+    folders = (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile, run.checkpoints, run.logged)
     if not more:
         return first in _records(run)
     return first in {folder.name for folder in folders} or _is_exported(run, first)
@@ -264,6 +295,7 @@ def nothing_yet(row: Row) -> Detail:
         "ranks": [],
         "logs": [],
         "files": [],
+        "kept": [],
         "metrics": [],
         "problems": [],
     }

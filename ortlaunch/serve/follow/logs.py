@@ -1,18 +1,29 @@
-"""Parts of a run's logs: pages of them, and searches in them. What workers print is shown as text and nothing else."""
+"""Parts of a run's logs: pages of them, and searches in them. What workers print is shown as text and nothing else.
+
+The log ``steps`` is the journal, of which each event is a line; its offsets are those of the journal.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from ortlaunch.base.secrets import without_secrets
-from ortlaunch.base.text import log_line
+from ortlaunch.base.text import log_line, public_text
+from ortlaunch.run.events import Ended, Event, FileKept, Measured, Requeued, Rewound, Started, WorkerFailed
+from ortlaunch.run.journal import decoded_lines
 from ortlaunch.run.run import Run
 from ortlaunch.serve.api.shapes import LogPart, Match
 from ortlaunch.serve.follow.beneath import files_beneath, open_beneath
 
+STEPS = "steps"
+"""The name of the journal as a log."""
+_MOST_FIGURES = 8
 PAGE_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024
 """The largest part of a log in one answer."""
@@ -43,8 +54,10 @@ def log_file(run: Run, rank: str) -> Path | None:
 
     Args:
         run: the run.
-        rank: a rank, or the name of another log, such as ``torchrun``.
+        rank: a rank, or the name of another log, such as ``torchrun`` or ``steps``.
     """
+    if rank == STEPS:
+        return run.journal_file.relative_to(run.path)
     if rank.isascii() and rank.isdecimal() and len(rank) < 10:
         return run.rank_log(int(rank)).relative_to(run.path)
     return (run.logs / f"{rank}.log").relative_to(run.path) if _NAME.fullmatch(rank) else None
@@ -56,6 +69,40 @@ def logs_of(run: Run) -> tuple[list[int], list[str]]:
     ranks = sorted(int(match[1]) for name in names if (match := _RANK.fullmatch(name)))
     others = [name.removesuffix(".log") for name in names if name.endswith(".log") and not _RANK.fullmatch(name)]
     return ranks, [name for name in others if _NAME.fullmatch(name)]
+
+
+def shown(run: Run, file: Path, data: bytes, before: bytes = b"", *, is_cut: bool = False) -> str:
+    """Returns a part of a log as text, by `clean`; of the journal what its events say."""
+    if file.name != run.journal_file.name:
+        return clean(data, before, is_cut=is_cut)
+    return "".join(f"{line}\n" for event in decoded_lines(data) if (line := _line_of(event)))
+
+
+def _line_of(event: Event) -> str:
+    """An event as a line with its time, by the service's clock; empty for one that only describes the run."""
+    match event:
+        case Started():
+            said = "the run begins"
+        case Measured():
+            figures = ", ".join(f"{name} {value:.6g}" for name, value in list(event.values.items())[:_MOST_FIGURES])
+            said = f"step {event.step}  {figures}"
+        case Rewound():
+            said = f"goes back to step {event.step}"
+        case Requeued():
+            said = f"queues again: {event.reason}"
+        case FileKept():
+            said = f"keeps {event.path}"
+        case WorkerFailed():
+            said = f"rank {event.rank} on {event.host} failed: {event.message.strip().rpartition(chr(10))[2]}"
+        case Ended():
+            said = f"ends: {event.status.lower()}"
+        case _:
+            return ""
+    try:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.t / 1000))
+    except (ValueError, OverflowError, OSError):
+        at = "?"
+    return public_text(f"{at}  {said}"[:_LONGEST_LINE])
 
 
 def clean(data: bytes, before: bytes = b"", *, is_cut: bool = False) -> str:
@@ -161,8 +208,8 @@ def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> Log
         "offset": start,
         "next": start + len(whole),
         "size": size,
-        "text": clean(whole, before, is_cut=not whole.endswith(b"\n")),
-        "rest": clean(rest, (before + whole)[-BEFORE_BYTES:]),
+        "text": shown(run, file, whole, before, is_cut=not whole.endswith(b"\n")),
+        "rest": "" if rank == STEPS else clean(rest, (before + whole)[-BEFORE_BYTES:]),
         "matches": None,
         "more": start + len(data) < size,
     }
@@ -187,7 +234,9 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
     Raises:
         OSError: the log cannot be read.
     """
-    expression = re.compile(re.escape(word.encode()), re.IGNORECASE)
+    # What an event says does not stand in the journal as it is shown.
+    expression = re.compile(rb"[^\n]+" if rank == STEPS else re.escape(word.encode()), re.IGNORECASE)
+    as_text = partial(shown, run, file)
     found: list[Match] = []
     with open_beneath(run.path, file) as log:
         size = os.fstat(log.fileno()).st_size
@@ -198,7 +247,7 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
             block = whole_lines(data, is_full=len(data) == _BLOCK) or data
             if not block:
                 break
-            at += _matches(before, block, at, expression, word.casefold(), found)
+            at += _matches(before, block, at, expression, as_text, word.casefold(), found)
     return {
         "rank": rank,
         "offset": offset,
@@ -211,7 +260,15 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
     }
 
 
-def _matches(before: bytes, block: bytes, at: int, expression: re.Pattern[bytes], word: str, found: list[Match]) -> int:
+def _matches(
+    before: bytes,
+    block: bytes,
+    at: int,
+    expression: re.Pattern[bytes],
+    as_text: Callable[..., str],
+    word: str,
+    found: list[Match],
+) -> int:
     """Adds the lines of a block that match; returns how many bytes were searched."""
     position = _first_line(before, block)
     while (match := expression.search(block, position)) is not None:
@@ -219,7 +276,9 @@ def _matches(before: bytes, block: bytes, at: int, expression: re.Pattern[bytes]
         end = block.find(b"\n", match.end())
         end = len(block) if end < 0 else end
         near = block[max(0, begin - BEFORE_BYTES) : begin]
-        line = clean(block[begin:end], (before + near)[-BEFORE_BYTES:], is_cut=end == len(block) == _BLOCK)
+        line = as_text(block[begin:end], (before + near)[-BEFORE_BYTES:], is_cut=end == len(block) == _BLOCK).rstrip(
+            "\n"
+        )
         # A search that found what is hidden would tell a secret letter by letter.
         if word in line.casefold():
             found.append({"offset": at + begin, "line": line})

@@ -11,7 +11,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from ortlaunch.run.run import Run
+from ortlaunch.serve.access import Caller
 from ortlaunch.serve.database import reading
+from ortlaunch.serve.projects import of_unix_users
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import User
@@ -36,6 +38,8 @@ class Found:
     owner: str
     """The name of the user of the service who may change it; empty if only administrators may."""
     unix_user: str
+    project: str
+    """Empty for none."""
 
     @property
     def has_folder(self) -> bool:
@@ -48,36 +52,38 @@ class Found:
         return Run(Path(self.place))
 
 
-def find(service: Service, asked: str) -> Found:
+def find(service: Service, caller: Caller, asked: str) -> Found:
     """Returns the run that an id means: its key, its short id, or the id of its job in the queue.
 
     It reads no run folder.
 
     Args:
         service: the service.
+        caller: who asks. Runs of other projects are unknown to them.
         asked: the id.
 
     Raises:
         HTTPException: 404 for an unknown id; 409 for a short id that several runs have.
     """
     with reading(service.engine) as session:
-        places = _places(service, session, asked)
-        if not places:
-            form = "such as 20260131-235959-1a2b3c, or by its last six letters"
-            hint = "" if _is_id(asked) else f": a run is named here by its id, {form}"
-            raise HTTPException(404, f"there is no such run{hint}")
-        if len(places) > 1:
-            raise HTTPException(409, f"{asked} means {len(places)} runs: name one by its key, <date>-<time>-<id>")
-        return _found(service, session, places.pop())
+        known = (_found(service, session, place) for place in _places(service, session, asked))
+        runs = [one for one in known if caller.sees(one.project)]
+    if not runs:
+        form = "such as 20260131-235959-1a2b3c, or by its last six letters"
+        hint = "" if _is_id(asked) else f": a run is named here by its id, {form}"
+        raise HTTPException(404, f"there is no such run{hint}")
+    if len(runs) > 1:
+        raise HTTPException(409, f"{asked} means {len(runs)} runs: name one by its key, <date>-<time>-<id>")
+    return runs[0]
 
 
-def found_run(service: Service, asked: str) -> Found:
+def found_run(service: Service, caller: Caller, asked: str) -> Found:
     """As `find`, for what needs the run folder.
 
     Raises:
         HTTPException: also 404 for a job whose run has not begun.
     """
-    found = find(service, asked)
+    found = find(service, caller, asked)
     if not found.has_folder:
         raise HTTPException(404, "the run has not begun: it has no run folder yet")
     return found
@@ -121,6 +127,7 @@ def _found(service: Service, session: Session, place: str) -> Found:
         job_id=job.id if job is not None else None,
         owner=owner,
         unix_user=job.unix_user if job is not None else known.unix_user,
+        project=job.project if job is not None else of_unix_users(service, session).get(known.unix_user, ""),
     )
 
 

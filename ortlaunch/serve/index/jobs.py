@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, select
 
@@ -41,6 +43,9 @@ class QueueJob(NamedTuple):
     started: float | None
     ended: float | None
     stop_asked: float | None
+    project: str = ""
+    sweep: str | None = None
+    request: Mapping[str, Any] = MappingProxyType({})
 
 
 _COLUMNS = tuple(getattr(Job, name) for name in QueueJob._fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -61,6 +61,8 @@ class Listed:
     checkpoint: str = ""
     unsent: int = 0
     """Bytes of the journal that a tracking server has not got yet."""
+    params: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[tuple[Listed, RunFolder, Row]]:
@@ -146,6 +148,8 @@ def listed(folder: RunFolder, row: Row, stamp: Stamp) -> Listed:
         restarts=row.restarts,
         checkpoint=row.checkpoint[:64],
         unsent=row.unsent_bytes,
+        params=row.params,
+        figures=row.figures,
     )
 
 

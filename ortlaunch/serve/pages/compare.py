@@ -28,8 +28,8 @@ def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
     """The comparison: the page draws the curves at once, and asks for the tables, which take some seconds."""
     asked = runs_of(ids)
     service = service_of(request)
-    places = {one: find(service, one).place for one in asked}
-    rows = rows_of(service, places.values())
+    places = {one: find(service, caller, one).place for one in asked}
+    rows = rows_of(service, places.values(), caller.view)
     names = {one: rows[place]["name"] if place in rows else one for one, place in places.items()}
     # The trials of a tuning, and runs that were made again, have one name.
     often = {name for name, count in Counter(names.values()).items() if count > 1}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from typing import Annotated
 
-from ortlaunch.serve.accounts import SHORTEST_PASSWORD, link_is_for
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from ortlaunch.serve.accounts import SHORTEST_PASSWORD, link_is_for, login_known
+from ortlaunch.serve.api.session import address_of, set_cookie
+from ortlaunch.serve.identity import named_by_proxy
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
 
@@ -13,8 +17,13 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/login")
-def login(request: Request) -> HTMLResponse:
-    """The form for name and password."""
+def login(request: Request, next: Annotated[str, Query(max_length=2048)] = "/") -> Response:
+    """The form for name and password; whom the proxy vouches for is logged in at once."""
+    if (name := named_by_proxy(request)) is not None:
+        is_here = next.startswith("/") and not next.startswith(("//", "/\\")) and next.isprintable()
+        answer = RedirectResponse(next if is_here else "/", 303)
+        set_cookie(answer, login_known(service_of(request), name, address_of(request)))
+        return answer
     return render(request, "login.html", None, has_provider=service_of(request).provider is not None)
 
 

@@ -21,7 +21,12 @@ _WIDTH, _HEIGHT = 480, 48
 def machine(request: Request, caller: Annotated[Caller, Depends(needs(Role.viewer))]) -> HTMLResponse:
     """The state of the machine."""
     found: Machine = service_of(request).machine
-    values = {"now": found.now, "charts": _charts(found), "width": _WIDTH, "height": _HEIGHT}
+    values = {
+        "now": None if found.now is None else found.now.seen_by(caller),
+        "charts": _charts(found),
+        "width": _WIDTH,
+        "height": _HEIGHT,
+    }
     return render(request, "machine_state.html" if is_part(request) else "machine.html", caller, **values)
 
 

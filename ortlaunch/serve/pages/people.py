@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse
 
-from ortlaunch.serve import accounts, tokens
+from ortlaunch.serve import accounts, projects, tokens
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading
@@ -31,8 +31,15 @@ _AUDIT_SIZE = 50
 @router.get("/users")
 def users(request: Request, caller: Admin) -> HTMLResponse:
     """Who may log in, and as what."""
-    template = "users_table.html" if is_part(request) else "users.html"
-    return render(request, template, caller, users=accounts.users(service_of(request)), meanings=_MEANINGS)
+    service, template = service_of(request), "users_table.html" if is_part(request) else "users.html"
+    return render(
+        request,
+        template,
+        caller,
+        users=accounts.users(service),
+        projects=projects.projects(service, caller),
+        meanings=_MEANINGS,
+    )
 
 
 @router.get("/tokens")

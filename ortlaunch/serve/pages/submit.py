@@ -11,6 +11,7 @@ from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.fields import CHOICES, PARAMS, is_choice, jobs_to_choose
 from ortlaunch.serve.pages.render import render
+from ortlaunch.serve.requests import MOST_SWEPT, OF_SCRIPT
 from ortlaunch.serve.service import service_of
 from ortlaunch.serve.waiting import in_thread
 
@@ -33,10 +34,11 @@ def _form(request: Request, caller: Caller, job: str, again: str) -> HTMLRespons
     service = service_of(request)
     keys: dict[str, Any] = {}
     left_out: list[str] = []
-    minutes = None
+    minutes, script = None, ""
     if again:
         made = submitting.keys_of(service, caller, again)
         job, keys, left_out, minutes = made["job"] or "", made["keys"], made["left_out"], made["minutes"]
+        script = made["script"]
     asked = {name: value for name, value in request.query_params.items() if name not in ("job", "again")}
     choices = {key: value for key, value in keys.items() if is_choice(key)} | asked
     keys = {key: value for key, value in keys.items() if key not in choices}
@@ -56,7 +58,12 @@ def _form(request: Request, caller: Caller, job: str, again: str) -> HTMLRespons
         "keys": keys,
         "kept": sorted(choices),
         "minutes": minutes,
-        "left_out": [*left_out, *(key for key in keys if key not in settable)],
+        "script": script,
+        "may_script": caller.role >= Role.author,
+        "most_swept": MOST_SWEPT,
+        # The parameters of a script are those of a sweep that it was a run of.
+        "params": {key: value for key, value in keys.items() if key.startswith(OF_SCRIPT)},
+        "left_out": [*left_out, *(key for key in keys if key not in settable and not key.startswith(OF_SCRIPT))],
         "groups": groups,
         "open_groups": _OPEN,
         "jobs": jobs_to_choose(),

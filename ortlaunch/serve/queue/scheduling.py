@@ -199,7 +199,7 @@ class _Walk:
         if not _fits(job.beside, self._capacity.beside):
             return f"{self._lacks(job)}, and this machine has less"
         if job.owner in self._first_of:
-            return f"after {self._first_of[job.owner]} of the same user"
+            return f"after {self._first_of[job.owner]} of the same user or project"
         if self._head is None and _fits(job.amounts, self._free):
             return ""
         if job.slots > self._capacity.total - self._capacity.withheld:

@@ -19,6 +19,7 @@ from ortlaunch.run.identity import machine
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, amount, charged, schedule, usage_now
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSetting, Request, Usage
+from ortlaunch.serve.tables import Project
 
 PAUSED = "paused"
 DRAINED = "drained"
@@ -76,7 +77,7 @@ def new_run_key(session: Session) -> str:
             return str(key)
 
 
-def digest_of(request: dict[str, Any]) -> str:
+def digest_of(request: object) -> str:
     """Returns a digest of a request, equal for equal ones."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
@@ -214,11 +215,11 @@ def decide(
         now,
         Capacity(len(slate.names), unused - len(free), tuple(capacity.values()), names),
         [
-            Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority, beside(job))
-            for job in _within_limits(waiting, holding)
+            Waiting(job.id, job.account, job.number, job.slots, job.minutes, job.priority, beside(job))
+            for job in _within_limits(waiting, holding, limits_of_projects(session))
         ],
         [
-            Running(job.id, job.owner, len(job.taken), now - seconds_run(job, now), job.minutes, beside(job))
+            Running(job.id, job.account, len(job.taken), now - seconds_run(job, now), job.minutes, beside(job))
             for job in holding
             if job.is_here
         ],
@@ -229,12 +230,19 @@ def decide(
     return plan, _written(plan, waiting, free, now, hands_over=not set_by_admins.paused)
 
 
-def _within_limits(waiting: list[Job], holding: list[Job]) -> list[Job]:
-    """Returns the jobs for this machine that their owners may have beside the others that they have."""
-    held = Counter[str]()
+def limits_of_projects(session: Session) -> dict[str, float]:
+    """Returns the slots that the runs of a project may hold at a time, by the names of `Job.account`."""
+    found = session.scalars(select(Project).where(Project.slots.is_not(None)))
+    return {f"project {one.name}": one.slots for one in found if one.slots is not None}
+
+
+def _within_limits(waiting: list[Job], holding: list[Job], of_projects: Mapping[str, float]) -> list[Job]:
+    """Returns the jobs for this machine that their owners and projects may have beside the others that they have."""
+    held, held_together = Counter[str](), Counter[str]()
     for job in holding:
         if job.is_here:
             held[job.owner] += charged(len(job.taken))
+            held_together[job.account] += charged(len(job.taken))
     found = []
     for job in sorted(waiting, key=lambda one: (-one.priority, one.number)):
         if not job.is_here:
@@ -243,7 +251,12 @@ def _within_limits(waiting: list[Job], holding: list[Job]) -> list[Job]:
         if most is not None and held[job.owner] + charged(job.slots) > most:
             job.reason = f"its owner may hold {amount('slots', most)} at a time"
             continue
+        most = of_projects.get(job.account)
+        if most is not None and held_together[job.account] + charged(job.slots) > most:
+            job.reason = f"its project may hold {amount('slots', most)} at a time"
+            continue
         held[job.owner] += charged(job.slots)
+        held_together[job.account] += charged(job.slots)
         found.append(job)
     return found
 
@@ -305,7 +318,7 @@ def note_end(session: Session, job: Job, state: JobState, *, outcome: str = "", 
     """Writes that a job is over, and what it has used."""
     now = time.time()
     if job.is_here and job.started is not None:
-        used = session.get(Usage, job.owner) or Usage(owner=job.owner, slot_seconds=0.0, at=now)
+        used = session.get(Usage, job.account) or Usage(owner=job.account, slot_seconds=0.0, at=now)
         before = usage_now(now, used.slot_seconds, used.at)
         used.slot_seconds, used.at = before + charged(len(job.taken)) * seconds_run(job, now), now
         session.add(used)

@@ -72,6 +72,10 @@ class Job(Base):
     """``<date>-<time>-<id>`` of the run, the id of the run in the API."""
     run_dir: Mapped[str] = mapped_column(Text, default="")
     """The run folder, known from the beginning. It exists when the run has begun."""
+    project: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    """The project that it belongs to; empty for none."""
+    sweep: Mapped[str | None] = mapped_column(String(16), index=True)
+    """The short id of the first run of the sweep that it belongs to; None for a single run."""
     resumes: Mapped[bool] = mapped_column(default=False)
     """Whether it goes on with a run that has begun before."""
     request: Mapped[dict[str, Any]] = mapped_column(JSON)
@@ -93,6 +97,11 @@ class Job(Base):
     """When it was asked to stop."""
     outcome: Mapped[str] = mapped_column(String(16), default="")
     """How the run ended, as its folder says: finished, stopped, failed, killed, …; empty until then."""
+
+    @property
+    def account(self) -> str:
+        """Whose share of the slots it takes: its project's, or its owner's."""
+        return f"project {self.project}" if self.project else self.owner
 
     @property
     def is_here(self) -> bool:

@@ -20,7 +20,7 @@ const curvesOf = async (id, more = "") => {
     return await call("GET", `/api/runs/${encodeURIComponent(id)}/metrics?points=${POINTS}${more}`);
   } catch (error) {
     say(`${names[id] ?? id}: ${error.message}`, true);
-    return { curves: {}, names: [] };
+    return { curves: {}, names: [], times: { steps: [], values: [] } };
   }
 };
 
@@ -40,7 +40,7 @@ const begin = async () => {
     return metrics.map((metric) => {
       const curves = runs.flatMap((run, at) => {
         const found = run.curves[metric];
-        return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values }] : [];
+        return found ? [{ label: nameOf(ids[at]), at, steps: found.steps, values: found.values, times: run.times }] : [];
       });
       const plot = new MetricPlot(metric, curves);
       hidden.forEach((at) => plot.hide(at, true));

@@ -12,10 +12,54 @@ const rank = (name) => {
 const inOrder = (names) => [...names].sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
 
 // The plot of a metric; its curves are [{label, at, steps, values}], `at` being the run.
+// How all plots of the page are drawn.
+export const view = { smoothing: 0, across: "step", logY: false };
+
+// The seconds at some steps, of the steps whose seconds are known; between them and after them as they were on average.
+const secondsAt = (steps, { steps: known, values }) => {
+  let at = 1;
+  return steps.map((step) => {
+    while (at < known.length - 1 && known[at] < step) at += 1;
+    if (known.length < 2) return values[0] ?? 0;
+    return values[at - 1] + (values[at] - values[at - 1]) * (step - known[at - 1]) / (known[at] - known[at - 1]);
+  });
+};
+
+// The exponential average, as if it had begun long ago.
+const smoothed = (values, weight) => {
+  let [sum, share] = [0, 0];
+  return values.map((value) => {
+    if (typeof value !== "number") return value;
+    [sum, share] = [weight * sum + (1 - weight) * value, weight * share + 1 - weight];
+    return sum / share;
+  });
+};
+
 export class MetricPlot extends Plot {
   constructor(name, curves) {
-    const made = curves.map(({ label, at, steps, values }) => ({ label, at, group: at, x: steps, values }));
-    super(name, made, { fromZero: /^(throughput|memory|gpu)\//.test(name) });
+    const made = curves.map(({ label, at, steps, values, times }) => ({ label, at, group: at, x: steps, values, times }));
+    super(name, made, { fromZero: /^(throughput|memory|gpu)\//.test(name), unit: view.across, logY: view.logY });
+  }
+
+  table() {
+    return this.joined(this.curves.map(({ x, values, times }) => [
+      view.across === "step" || !times ? x : secondsAt(x, times),
+      (view.smoothing ? smoothed(values, view.smoothing) : values).map((one) => (view.logY && one <= 0 ? null : one)),
+    ]));
+  }
+
+  restyle() {
+    const wasDrawn = this.u !== null;
+    this.u?.destroy();
+    Object.assign(this, { u: null, unit: view.across, logY: view.logY });
+    if (wasDrawn) this.draw();
+  }
+
+  // Whoever has zoomed in stays there.
+  refresh() {
+    if (!this.u) return;
+    const [x, { min, max }] = [this.u.data[0], this.u.scales.x];
+    this.u.setData(this.table(), !(min > x[0] || max < x.at(-1)));
   }
 
   add(at, points) {
@@ -30,7 +74,7 @@ export class MetricPlot extends Plot {
       curve.x = curve.x.filter((_, n) => n % 2 === 0);
       curve.values = curve.values.filter((_, n) => n % 2 === 0);
     }
-    this.u?.setData(this.table());
+    this.refresh();
   }
 
   // A resumed run goes back to its checkpoint's step; what came after it is made anew.
@@ -40,7 +84,7 @@ export class MetricPlot extends Plot {
       curve.x.length = kept;
       curve.values.length = kept;
     }
-    this.u?.setData(this.table());
+    this.refresh();
   }
 }
 
@@ -56,6 +100,13 @@ export class Plots {
     this.holder = document.getElementById("plots");
     this.filter = document.getElementById("curve-filter");
     this.all = document.getElementById("all-curves");
+    const [smoothing, across, logY] = ["smoothing", "across", "log-y"].map((one) => document.getElementById(one));
+    for (const one of [smoothing, across, logY]) {
+      one.addEventListener("input", () => {
+        Object.assign(view, { smoothing: Number(smoothing.value), across: across.value, logY: logY.checked });
+        for (const plot of this.shown.values()) plot.restyle();
+      });
+    }
     this.filter.addEventListener("input", () => { this.choose(); this.complete(); });
     this.all.addEventListener("click", () => { this.most = Infinity; this.choose(); this.complete(); });
   }

@@ -40,10 +40,36 @@ const mark = (field) => {
   field.querySelector(".reset").hidden = !isSent(field);
 };
 
+// Values are of their field's type; a key without one takes numbers, true, false, null or texts.
+const typed = (key, text) => {
+  const kind = fields.find((one) => one.dataset.key === key)?.dataset.type;
+  if (kind === "text" || kind === "choice") return text;
+  try { return JSON.parse(text); } catch { return /^[+-]?\d*\.?\d+(e[+-]?\d+)?$/i.test(text) ? Number(text) : text; }
+};
+const axes = () => Object.fromEntries(document.getElementById("axes").value.split("\n").filter((line) => line.trim())
+  .map((line) => line.split(/=(.*)/s))
+  .map(([key, values]) => [key.trim(), (values ?? "").split(",").map((one) => one.trim()).filter(Boolean).map((one) => typed(key.trim(), one))]));
+const LINES = ["script", "axes"];
+JSON.parse(sessionStorage.getItem("lines") ?? "[]").forEach((text, at) => { document.getElementById(LINES[at]).value = text; });
+sessionStorage.removeItem("lines");
+const countRuns = () => {
+  const sizes = Object.values(axes()).map((values) => values.length);
+  const runs = sizes.reduce((all, one) => all * one, 1);
+  const said = document.getElementById("axes-said");
+  const tooMany = runs > Number(said.dataset.most) ? `: at most ${said.dataset.most} are taken` : "";
+  if (sizes.length) said.textContent = `${sizes.join(" × ")} = ${runs} run${runs === 1 ? "" : "s"}${tooMany}`;
+};
+document.getElementById("axes").addEventListener("input", countRuns);
+countRuns();
+
 const request = () => {
   const keys = {};
   for (const field of fields) if (isSent(field) || kept.has(field.dataset.key)) keys[field.dataset.key] = valueOf(field);
-  const body = { keys };
+  const body = { keys, axes: axes() };
+  const script = document.getElementById("script").value.trim();
+  if (script) body.script = script;
+  const project = document.getElementById("project");
+  if (project) body.project = project.value;
   if (form.dataset.job) body.job = form.dataset.job;
   const limit = form.elements.minutes.value.trim();
   if (limit !== "") body.minutes = Number.isFinite(Number(limit)) ? Number(limit) : limit;
@@ -57,14 +83,14 @@ const clear = () => {
     field.querySelector(".problem").textContent = "";
   }
   document.getElementById("problems").replaceChildren();
-  document.getElementById("minutes-problem").textContent = "";
+  for (const one of ["minutes", "script"]) document.getElementById(`${one}-problem`).textContent = "";
 };
 
 const refuse = (problems) => {
   const rest = [];
   let first = null;
   for (const { key, message } of problems) {
-    if (key === "minutes") { document.getElementById("minutes-problem").textContent = plain(message); continue; }
+    if (key === "minutes" || key === "script") { document.getElementById(`${key}-problem`).textContent = plain(message); continue; }
     const field = fields.find((one) => one.dataset.key === key);
     if (!field) { rest.push(key ? `${key}: ${message}` : message); continue; }
     field.classList.add("refused");
@@ -104,6 +130,7 @@ form.addEventListener("change", (event) => {
   const query = new URLSearchParams(location.search);
   query.set(field.dataset.key, valueOf(field));
   sessionStorage.setItem("draft", JSON.stringify(request().keys));
+  sessionStorage.setItem("lines", JSON.stringify(LINES.map((one) => document.getElementById(one).value)));
   location.assign(`/submit?${query}`);
 });
 form.addEventListener("click", (event) => {
@@ -134,10 +161,11 @@ form.addEventListener("submit", (event) => {
       document.getElementById("plan").textContent = plain(answer.plan);
       const needs = answer.needs.cores ? `, ${answer.needs.cores} cores and ${(answer.needs.memory / 2 ** 30).toFixed(1)} GiB of memory at least` : "";
       const none = answer.needs.cores ? "no GPU" : "a job of the scheduler";
-      document.getElementById("cost").textContent = `${answer.slots ? `${answer.slots} slot${answer.slots === 1 ? "" : "s"}` : none}${needs}${answer.minutes ? `, ${answer.minutes} minutes at most` : ""}`;
+      document.getElementById("cost").textContent = `${answer.runs > 1 ? `${answer.runs} runs, each ` : ""}${answer.slots ? `${answer.slots} slot${answer.slots === 1 ? "" : "s"}` : none}${needs}${answer.minutes ? `, ${answer.minutes} minutes at most` : ""}`;
       checked.hidden = false;
       ready = JSON.stringify(body);
       idempotency = crypto.randomUUID();
+      send.textContent = answer.runs > 1 ? `Send these ${answer.runs} runs` : "Send this run";
       send.disabled = false;
       send.focus({ preventScroll: true });
       checked.scrollIntoView({ block: "nearest" });
@@ -149,7 +177,7 @@ form.addEventListener("submit", (event) => {
 send.addEventListener("click", () => working(send, () => tried(async () => {
   const answer = await call("POST", "/api/runs", JSON.parse(ready), { "Idempotency-Key": idempotency });
   sessionStorage.removeItem("draft");
-  location.assign(`/runs/${encodeURIComponent(answer.id)}`);
+  location.assign(answer.sweep ? `/sweeps/${encodeURIComponent(answer.sweep)}` : `/runs/${encodeURIComponent(answer.id)}`);
 })));
 
 const filter = document.getElementById("field-filter");

@@ -11,10 +11,13 @@ const LOOK_AGAIN = 5000;
 const plots = new Plots(FIRST_CURVES);
 const nothing = document.getElementById("no-curves");
 
-const made = (name, curve) => [name, new MetricPlot(name, [{ label: "", at: 0, ...curve }])];
+let times = { steps: [], values: [] };
+let began = 0;
+const made = (name, curve) => [name, new MetricPlot(name, [{ label: "", at: 0, times, ...curve }])];
 
 const draw = async (path) => {
   const answer = await call("GET", `${path}/metrics`);
+  ({ times, began } = answer);
   const plotted = ({ curves }) => Object.entries(curves).map(([name, curve]) => made(name, curve));
   plots.add(plotted(answer));
   plots.lack(answer.names.filter((name) => !(name in answer.curves)), async (names) => {
@@ -26,7 +29,13 @@ const draw = async (path) => {
   return answer.offset;
 };
 
-const take = ({ points, rewound }) => {
+const take = ({ points, rewound, times: later = [] }) => {
+  for (const [step, at] of later) {
+    if (step <= (times.steps.at(-1) ?? -1)) continue;
+    began ||= at;
+    times.steps.push(step);
+    times.values.push(at - began);
+  }
   if (rewound !== undefined && rewound !== null) for (const plot of plots.values()) plot.rewind(rewound);
   // What somebody asks for later comes then as a whole.
   const found = Object.entries(points ?? {}).filter(([name]) => !plots.lacks(name));

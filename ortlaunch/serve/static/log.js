@@ -17,6 +17,7 @@ export class Log {
     this.found = place.querySelector(".found");
     this.search = place.querySelector("form");
     this.note = place.querySelector("output");
+    this.download = place.querySelector("[data-do=download]");
     this.rank?.addEventListener("change", () => this.open());
     this.earlier.addEventListener("click", () => this.before());
     this.search.addEventListener("submit", (event) => { event.preventDefault(); this.look(); });
@@ -37,6 +38,7 @@ export class Log {
     this.box.dataset.ready = "";
     this.early = [];
     this.heard = this.topic;
+    this.download.href = `${this.path}/text`;
     // Another rank may be chosen while this one's end is on its way.
     const turn = this.turn = (this.turn ?? 0) + 1;
     const part = await this.part(offset);

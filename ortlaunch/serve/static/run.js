@@ -34,6 +34,15 @@ page.addEventListener("click", (event) => {
   });
 });
 
+document.getElementById("note")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { title, tags, note } = Object.fromEntries(new FormData(event.target));
+  working(event.target.querySelector("button"), async () => {
+    await call("PUT", `${path}/note`, { title, tags: tags.split(","), note });
+    say("It is kept.");
+  });
+});
+
 // What only the panel has, such as goodput and checkpoints, is no older than this while the run goes on.
 const PANEL_AGE = 60_000;
 let timer = 0;

@@ -1,4 +1,5 @@
 // The list: boxes that stay ticked from page to page, and rows that follow the stream.
+import { ApiError, agreed, call, say, working } from "./api.js";
 import { fillIn } from "./row.js";
 import { subscribe } from "./stream.js";
 
@@ -32,6 +33,23 @@ document.addEventListener("change", (event) => {
   keep(ids);
   show();
 });
+// One request for each run: those that are not one's own, or are over, are counted.
+const WORDS = { cancel: ["Stop", "stopped"], delete: ["Delete", "moved to the bin"] };
+export const all = (button, act, ids) => working(button, async () => {
+  const [name, done] = WORDS[act];
+  if (!(await agreed(`${name} ${ids.length} run${ids.length === 1 ? "" : "s"}?`, name))) return;
+  const refused = [];
+  for (const id of ids) {
+    try { await call("POST", `/api/runs/${encodeURIComponent(id)}/${act}`, {}); } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      refused.push(error.message);
+    }
+  }
+  say([`${ids.length - refused.length} of ${ids.length} ${done}.`, ...new Set(refused)].join("\n"), refused.length > 0);
+  if (act === "delete") keep(new Set());
+  renew();
+});
+for (const button of tray.querySelectorAll("[data-all]")) button.addEventListener("click", () => all(button, button.dataset.all, [...ticked()]));
 document.getElementById("untick").addEventListener("click", () => { keep(new Set()); show(); });
 document.body.addEventListener("htmx:afterSwap", show);
 // Boxes that were ticked before this script was there count too.
@@ -42,13 +60,16 @@ show();
 // the list anew: at most once in ten seconds and only while somebody can see it.
 let fresh = Date.now();
 let timer = 0;
+const renew = () => {
+  fresh = Date.now();
+  return htmx.ajax("GET", location.pathname + location.search, { target: "#runs", swap: "outerHTML" });
+};
 const again = () => {
   if (timer) return;
   timer = setTimeout(() => {
     timer = 0;
     if (document.hidden || document.querySelector("#runs :focus")) { again(); return; }
-    fresh = Date.now();
-    htmx.ajax("GET", location.pathname + location.search, { target: "#runs", swap: "outerHTML" });
+    renew();
   }, Math.max(300, FRESH_AFTER - (Date.now() - fresh)));
 };
 
@@ -66,3 +87,16 @@ subscribe("list", ({ rows, gone, again: missed }) => {
     if (tr) fillIn(tr, row);
   }
 });
+
+// The columns are this browser's choice, until a link names others.
+const columns = document.querySelector("details.columns");
+if (columns) {
+  const boxes = [...columns.querySelectorAll("input")];
+  columns.addEventListener("change", () => localStorage.setItem("columns", JSON.stringify(boxes.filter((one) => one.checked).map((one) => one.value))));
+  const chosen = new Set(JSON.parse(localStorage.getItem("columns") ?? "[]"));
+  const missing = boxes.filter((one) => chosen.has(one.value) && !one.checked);
+  if (missing.length && !boxes.some((one) => one.checked)) {
+    for (const one of missing) one.checked = true;
+    columns.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+}

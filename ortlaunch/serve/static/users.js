@@ -25,12 +25,28 @@ document.getElementById("new-user").addEventListener("submit", (event) => {
 document.body.addEventListener("change", (event) => {
   const field = event.target;
   const isRole = field.matches("select[data-user]");
-  if (!isRole && !field.matches("input[data-unix]")) return;
-  const change = isRole ? { role: field.value } : { unix_user: field.value };
+  const { unix, projects } = field.dataset;
+  if (!isRole && !unix && !projects) return;
+  const change = isRole ? { role: field.value } : unix ? { unix_user: field.value } : { projects: field.value.split(",").map((one) => one.trim()).filter(Boolean) };
   working(field, async () => {
-    await call("PATCH", `/api/users/${isRole ? field.dataset.user : field.dataset.unix}`, change);
-    say(isRole ? "The role is changed." : "The Unix user is changed.");
+    await call("PATCH", `/api/users/${isRole ? field.dataset.user : unix ?? projects}`, change);
+    say(isRole ? "The role is changed." : unix ? "The Unix user is changed." : "The projects are changed.");
   }).then(refresh);
+});
+document.body.addEventListener("submit", (event) => {
+  const form = event.target.closest("form[data-project]");
+  if (!form) return;
+  event.preventDefault();
+  const { name, slots } = Object.fromEntries(new FormData(form));
+  working(form.querySelector("button"), async () => {
+    await call("PUT", `/api/projects/${encodeURIComponent(form.dataset.project || name)}`, { slots: slots ? Number(slots) : null });
+    say("The project is set.");
+    await refresh();
+  });
+});
+document.body.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-remove]");
+  if (button) working(button, async () => { await call("DELETE", `/api/projects/${encodeURIComponent(button.dataset.remove)}`); await refresh(); });
 });
 document.body.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-act]");

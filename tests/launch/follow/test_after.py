@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import SlurmConfig
 from ortlaunch.follow import after as follow_after
 from ortlaunch.follow.after import after, split_after, wait_for
+from ortlaunch.launch.slurm import cluster
 from ortlaunch.run.journal import Journal
 
 
@@ -76,13 +76,13 @@ def test_this_command_waits_for_a_run_that_goes_on(make_run, alive, capsys, at_e
 def test_the_wait_goes_on_while_the_scheduler_does_not_answer(make_run, squeue_fails, tmp_path, at_each_look) -> None:
     squeue = tmp_path / "bin" / "squeue"
     fails = squeue.read_text()
-    squeue.write_text("#!/bin/sh\necho '5|5|N/A|RUNNING|0|1|0:10|1:00:00|N/A|n1|None|/job.sh'\n")
+    squeue.write_text("#!/bin/sh\necho '5|5|N/A|RUNNING|0|1|0:10|1:00:00|n1|None'\n")
     run_dir = make_run("training", end=None, job={"scheduler": "slurm", "job_id": "5"})
     ended: list[bool] = []
 
     def fail() -> None:
         squeue.write_text(fails)
-        shutil.rmtree(tmp_path / "cache")
+        cluster._answers.clear()
 
     def end() -> None:
         assert not ended

@@ -15,7 +15,7 @@ from ortlaunch.cli import dispatch
 from ortlaunch.follow.rows import Survey
 from ortlaunch.follow.state import State
 from ortlaunch.launch.jobs import of_user
-from ortlaunch.launch.slurm import query
+from ortlaunch.launch.slurm import cluster
 from ortlaunch.run.checkpoints import Store
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.run import Run
@@ -147,7 +147,7 @@ def test_a_job_that_slurm_hides_from_who_asks_is_not_taken_for_killed(
         (programs / name).write_text(f"#!/bin/sh\n{says}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(query, "account_name", lambda: "ortlaunch")
+    monkeypatch.setattr(cluster, "account_name", lambda: "ortlaunch")
     run = make_run(job={"scheduler": "slurm", "job_id": "12", "submitted": 1.0}, end=None, step=None)
     with Run(run).journal() as journal:
         journal.tags({STATE_TAG: "queued"})

@@ -18,7 +18,7 @@ from ortlaunch.launch.queue import attempt, history
 from ortlaunch.launch.slurm import job
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import settled
-from ortlaunch.run import failure
+from ortlaunch.run import failure, sweep
 from ortlaunch.run.run import Run, Stopped
 from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.tracking.journal import Journal, read_events
@@ -98,7 +98,7 @@ def test_what_a_tracker_prints_is_no_part_of_the_answer(run_dir, monkeypatch, ca
     job.begin(run_dir)
     assert capsys.readouterr().out == "0\n"
     (run_dir / "done.json").write_text("{}")
-    monkeypatch.setattr(attempt, "_note_end", lambda *_: print("synced 5 files"))
+    monkeypatch.setattr(attempt, "_end", lambda *_: print("synced 5 files"))
     job.decide(run_dir, 0, [])
     assert capsys.readouterr().out == "end 0\n"
 
@@ -209,7 +209,7 @@ def test_what_a_job_does_next_does_not_depend_on_room_for_its_record(
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "_write", full)
         patched.setattr(history, "replace_text", full)
-        patched.setattr(attempt, "_note_end", full)
+        patched.setattr(sweep, "note_end", full)
         capsys.readouterr()
         job.decide(run_dir, int(state == "FAILED"), signals)
     printed = capsys.readouterr()

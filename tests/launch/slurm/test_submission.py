@@ -17,8 +17,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Device, SlurmConfig
-from ortlaunch.launch.launcher import PlannedRun
-from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.planning import make_plan, plan_in
 from ortlaunch.launch.queue import history, node
 from ortlaunch.launch.queue import launcher as queue_launcher
 from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
@@ -249,16 +248,15 @@ def test_a_stored_configuration_is_read_back(tmp_path):
     assert load_config(tmp_path / "config.yaml") == made
 
 
-def test_torchrun_on_each_node(tmp_path, monkeypatch):
-    made = config("launcher.nodes=3", "launcher.workers_per_node=2")
+def test_torchrun_on_each_node(monkeypatch):
+    made = make_plan(config("launcher.nodes=3", "launcher.workers_per_node=2"))
     job = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "7", "ORTLAUNCH_ATTEMPT": "1", "SLURM_RESTART_COUNT": "2"}
     job |= {"ORTLAUNCH_HEAD": "n1", "ORTLAUNCH_PORT": "15007", "SLURMD_NODENAME": "localhost"}
 
     def torchrun(variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        launcher = SlurmLauncher()
-        return command_of(launcher, made, tmp_path, launcher.place(made))
+        return command_of(made, SlurmLauncher().place(made.config))
 
     words = torchrun(job)
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
@@ -275,7 +273,7 @@ def test_a_full_disk_at_the_submission_is_one_line_and_leaves_nothing(tmp_path, 
     made = config(f"run_root={tmp_path}")
     plan = make_plan(made)
     with pytest.raises(RequestError, match="cannot be written: No space left on device"):
-        SlurmLauncher().prepare(PlannedRun(plan, made, []))
+        SlurmLauncher().prepare(plan)
     assert not plan.run_dir.exists()
 
 
@@ -320,7 +318,7 @@ def test_the_workers_know_how_often_their_own_job_has_started_them(tmp_path, mon
     monkeypatch.setattr(node, "_LEFT_TO_WORKERS", ())
     monkeypatch.setattr(node.output, "append_to", lambda *_: None)
     monkeypatch.setattr(node.os, "execvpe", lambda *words: started.append(words[2]))
-    node.train(SlurmLauncher(), config(), tmp_path)
+    node.train(SlurmLauncher(), plan_in(config(), tmp_path, "aaaaaa", "n"))
     (environment,) = started
     assert (environment["ORTLAUNCH_ATTEMPT"], environment["ORTLAUNCH_RESTARTS"]) == ("1", restarts)
     assert float(environment["ORTLAUNCH_STARTED"]) > 0
@@ -334,11 +332,11 @@ def test_torchruns_options_are_those_of_its_own_help():
         assert (option in torchrun_source()) == (option in help_text)
 
 
-def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
-    assert environment_of(SlurmLauncher(), config("launcher.nodes=1"), tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in environment_of(SlurmLauncher(), config("launcher.nodes=2"), tmp_path)
-    own = config("launcher.nodes=1", "+launcher.env.GLOO_SOCKET_IFNAME=ib0")
-    assert environment_of(SlurmLauncher(), own, tmp_path)["GLOO_SOCKET_IFNAME"] == "ib0"
+def test_the_loopback_card_is_named_on_one_machine_only():
+    assert environment_of(SlurmLauncher(), make_plan(config("launcher.nodes=1")))["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment_of(SlurmLauncher(), make_plan(config("launcher.nodes=2")))
+    own = make_plan(config("launcher.nodes=1", "+launcher.env.GLOO_SOCKET_IFNAME=ib0"))
+    assert environment_of(SlurmLauncher(), own)["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 @pytest.mark.parametrize(
@@ -392,7 +390,7 @@ def test_a_password_travels_in_the_environment_alone():
     made = config("tracking.uri=https://ada:secret@example.org")
     assert submission_environment(made)["ORTLAUNCH_TRACKING_URI"] == "https://ada:secret@example.org"
     assert "ORTLAUNCH_TRACKING_URI" not in submission_environment(config())
-    assert "secret" not in request_for(make_plan(made), made).script()
+    assert "secret" not in request_for(make_plan(made)).script()
 
 
 @pytest.mark.ort

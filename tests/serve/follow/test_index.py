@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -13,12 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from ortlaunch.follow.rows import Survey
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
+from ortlaunch.serve.access import Role
 from ortlaunch.serve.database import writing
 from ortlaunch.serve.index.folders import stamp_of
 from ortlaunch.serve.index.jobs import OfRun, QueueJob, shown_state
@@ -28,7 +32,7 @@ from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
 from tests.serve.follow.conftest import add_job
-from tests.support.service import in_process
+from tests.support.service import InProcess, in_process
 
 
 def rows(viewer: TestClient, **filters: object) -> list[dict]:
@@ -212,6 +216,78 @@ def test_filters_sorting_and_pages(service: Service, viewer: TestClient, make_ru
     assert viewer.get("/api/runs", params={"sort": "place; drop table runs"}).status_code == 422
     facets = viewer.get("/api/facets").json()
     assert (facets["states"], facets["experiments"]) == ({"failed": 1, "finished": 6}, ["even", "odd"])
+
+
+def test_parameters_and_metrics_are_columns_and_conditions(
+    service: Service, viewer: TestClient, make_run: Maker
+) -> None:
+    for number, rate in enumerate(("0.001", "0.01", "0.1")):
+        run_dir = make_run(f"run-{number}", end=None)
+        words = ["model=gpt2", f"optimizer.lr={rate}", "run_root='/srv'", "--", "train.py", "--bits", str(number)]
+        Run(run_dir).overrides_file.write_text(yaml.safe_dump(words))
+        with Run(run_dir).journal() as journal:
+            journal.metrics(100, {"eval/loss": 3.0 - number, "memory/peak": 1.0, "bleu": float("nan")})
+            journal.end("FINISHED")
+    make_run("without")
+    service.runs.refresh()
+    columns = ["optimizer.lr", "args.bits", "eval/loss", "nothing"]
+    (first, *_) = rows(viewer, columns=columns, text="run-0")
+    assert first["columns"] == {"optimizer.lr": "0.001", "args.bits": "0", "eval/loss": 3.0, "nothing": None}
+    assert viewer.get("/api/facets").json()["columns"] == [
+        *("step", "loss", "rate", "train/loss", "model", "optimizer.lr", "args.bits", "eval/loss"),
+    ]
+    for where, names in (
+        ("optimizer.lr<0.05", ["run-1", "run-0"]),
+        ("optimizer.lr>=1e-2, eval/loss<2", ["run-2"]),
+        ("model=gpt2, args.bits!=1", ["run-2", "run-0"]),
+        ("loss>2", ["without", "run-2", "run-1", "run-0"]),
+        ("model>a", []),
+    ):
+        assert [row["name"] for row in rows(viewer, where=where)] == names, where
+    refused = viewer.get("/api/runs", params={"where": "eval/loss is low"})
+    assert (refused.status_code, refused.json()["problems"][0]["key"]) == (422, "where")
+    page = viewer.get("/", params={"where": "x", "columns": ["eval/loss"]})
+    assert (page.status_code, "a condition is NAME" in page.text) == (200, True)
+    shown = viewer.get("/", params={"columns": ["eval/loss"]}).text
+    assert '<th scope="col" class="number">eval/loss</th>' in shown
+    assert viewer.get("/api/runs", params={"stat": "failed"}).status_code == 422, "an unknown filter"
+
+
+def test_a_run_is_renamed_tagged_and_noted_by_its_owner(
+    served: InProcess, service: Service, viewer: TestClient, make_run: Maker
+) -> None:
+    run_dir = make_run("plain")
+    add_job(service, 1, run_dir, owner="rob", state="ended", started=1.0)
+    service.runs.refresh()
+    body = {"title": "best <b>so far</b>", "tags": ["paper", " paper", ""], "note": "with twice the data"}
+    rob, otto = (served.client(served.token(name, Role.runner)) for name in ("rob", "otto"))
+    assert otto.put("/api/runs/q1/note", json=body).status_code == 403
+    assert rob.put("/api/runs/q1/note", json=body).status_code == 204
+    (row,) = rows(viewer, text="TWICE")
+    assert (row["name"], row["tags"], row["note"]) == ("best <b>so far</b>", ["paper"], "with twice the data")
+    assert len(rows(viewer, text="paper")) == 1
+    assert "best &lt;b&gt;so far&lt;/b&gt;" in viewer.get("/").text
+    assert rob.put("/api/runs/q1/note", json={}).status_code == 204
+    assert rows(viewer)[0]["name"] == "plain"
+
+
+def test_the_page_of_a_sweep_has_its_axes_and_results(
+    service: Service, viewer: TestClient, make_run: Maker, tmp_path: Path
+) -> None:
+    for number in range(3):
+        place = make_run() if number else tmp_path / "runs/e/20300101-000000-third-0000ab"
+        request = {"keys": {"seed": 7, "optimizer.lr": 10.0**-number}}
+        facts = {"state": "ended", "started": 1.0} if number else {"state": "waiting"}
+        add_job(service, number + 1, place, request=request, sweep="abcdef", **facts)
+    make_run("another")
+    service.runs.refresh()
+    page = viewer.get("/sweeps/abcdef").text
+    assert "Sweep of 3 runs over optimizer.lr</h1>" in page
+    assert "another" not in page
+    swept = json.loads(html.unescape(re.search(r'data-swept="([^"]*)"', page)[1]))
+    assert (swept["axes"], swept["results"]) == (["optimizer.lr"], ["loss"])
+    assert {(run["loss"], run["optimizer.lr"]) for run in swept["runs"]} == {(None, "1.0"), (2.5, "0.1"), (2.5, "0.01")}
+    assert viewer.get("/sweeps/abcde0").status_code == 404
 
 
 def test_jobs_of_the_queue_are_rows(service: Service, viewer: TestClient, make_run: Maker, tmp_path: Path) -> None:

@@ -69,6 +69,66 @@ def test_the_details(viewer: TestClient, run_dir: Path) -> None:
     assert found["launcher"]["name"] == "local"
 
 
+def test_the_steps_are_a_log_that_is_searched_and_saved(viewer: TestClient, run_dir: Path) -> None:
+    with Run(run_dir).journal() as journal:
+        journal.metrics(200, {"eval/loss": 1.25, "bad": float("nan")})
+        journal.rewind(150, "resume")
+        journal.failure(1, "node\x1b[0m", f"Traceback\ntoken={SECRET}")
+    found = get(viewer, "/logs/steps")
+    lines = found["text"].splitlines()
+    assert [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line) for line in lines] == [
+        "the run begins",
+        "step 100  train/loss 2.5, throughput/tokens_per_second 1234.5, throughput/step_seconds 0.5",
+        "ends: finished",
+        "step 200  eval/loss 1.25, bad nan",
+        "goes back to step 150",
+        lines[5].partition("  ")[2],
+    ]
+    assert "rank 1 on node" in lines[5] and SECRET not in found["text"] and "\x1b" not in found["text"]
+    assert found["next"] == found["size"] == (run_dir / "journal.jsonl").stat().st_size
+    (match,) = get(viewer, "/logs/steps", search="STEP 200  EVAL")["matches"]
+    assert match["line"] == lines[3]
+    assert get(viewer, "/logs/steps", offset=match["offset"])["text"].splitlines()[0] == lines[3]
+    saved = viewer.get("/api/runs/00aa00/logs/steps/text")
+    assert (saved.text, saved.headers["Content-Type"]) == (found["text"], "text/plain; charset=utf-8")
+
+
+def test_a_long_log_is_saved_whole_and_without_secrets(viewer: TestClient, run_dir: Path) -> None:
+    lines = [f"line {n} {'x' * 100}" for n in range(6000)]
+    log = run_dir / "logs" / "rank-0.log"
+    log.write_text("\n".join([*lines, f"token={SECRET}", "unfinished"]))
+    saved = viewer.get("/api/runs/00aa00/logs/0/text").text.splitlines()
+    assert log.stat().st_size > 2 * MOST_BYTES
+    assert (saved[:6000], saved[-1]) == (lines, "unfinished")
+    assert SECRET not in saved[-2]
+
+
+def test_pictures_and_texts_of_hooks_are_on_the_page(viewer: TestClient, served: InProcess, run_dir: Path) -> None:
+    (run_dir / "logged" / "pictures").mkdir(parents=True)
+    (run_dir / "logged" / "pictures" / "step-1.png").write_bytes(b"\x89PNG")
+    (run_dir / "logged" / "said.txt").write_text(f"<b>once</b> token={SECRET}")
+    (run_dir / "logged" / "link.png").symlink_to("/etc/passwd")
+    kept = {one["name"]: one["text"] for one in get(viewer, "")["kept"]}
+    assert kept.keys() == {"logged/pictures/step-1.png", "logged/said.txt"}
+    assert kept["logged/pictures/step-1.png"] is None
+    page = viewer.get("/runs/00aa00").text
+    assert "&lt;b&gt;once&lt;/b&gt;" in page and SECRET not in page
+    picture = viewer.get("/api/runs/00aa00/files/logged/pictures/step-1.png")
+    assert (picture.content, picture.headers["Content-Type"]) == (b"\x89PNG", "image/png")
+    assert viewer.get("/api/runs/00aa00/files/logged/said.txt").status_code == 403
+    assert viewer.get("/api/runs/00aa00/files/logged/link.png").status_code == 404
+
+
+def test_curves_have_the_time_of_each_step(viewer: TestClient, run_dir: Path) -> None:
+    before = get(viewer, "/metrics")
+    with Run(run_dir).journal() as journal:
+        journal.metrics(200, {"train/loss": 1.0})
+    found = get(viewer, "/metrics")
+    assert found["times"]["steps"] == [100, 200]
+    assert found["times"]["values"][0] == 0.0 < found["times"]["values"][1] < 100
+    assert found["began"] == before["began"] == pytest.approx(time.time(), abs=100)
+
+
 @pytest.mark.parametrize("when", [1e300, 10**400, float("nan")])
 def test_numbers_that_nobody_can_show_break_no_page(viewer: TestClient, run_dir: Path, when: float) -> None:
     (run_dir / "failures").mkdir()

@@ -60,6 +60,9 @@ class FakeActor:
         place = f"/nowhere/e/{request['run_key'].rpartition('-')[0]}-n-{request['run_key'][-6:]}"
         return {**shown, "steps": 3, "words": request["words"], "run_dir": place, "slots": self.slots, **self._needs()}
 
+    def _check_sweep(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"runs": [self._check(one) for one in request["runs"]]}
+
     def _needs(self) -> dict[str, Any]:
         return {"needs": self.needs if self.slots else {}, "on_gpu": self.on_gpu}
 
@@ -93,4 +96,4 @@ class FakeActor:
         return {"facts": [], "warnings": [], "doubtful": [], "each": table, "differences": table, **table}
 
     def _keys(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"job": "gpt2_ort", "keys": {"train.steps": 3, "run_root": "x"}, "left_out": ["a,b"]}
+        return {"job": "gpt2_ort", "keys": {"train.steps": 3, "run_root": "x"}, "script": "", "left_out": ["a,b"]}

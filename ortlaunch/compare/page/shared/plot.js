@@ -10,6 +10,8 @@ const UNITS = { step: "step", second: "seconds since the start of the run" };
 
 // Steps are whole numbers.
 const STEPS = Array.from({ length: 12 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+const LOG = { distr: 3 };
+const LOG_TICKS = { values: (u, splits) => splits.map((one) => (one === null ? "" : number(one))) };
 const room = (u, labels) => Math.max(44, 18 + 7 * Math.max(0, ...(labels ?? []).map((one) => one.length)));
 
 const colour = ({ group }) => COLOURS[group % COLOURS.length];
@@ -41,7 +43,7 @@ const nearby = (u, at, idx) => {
 };
 
 // The value of the curve nearest to the pointer.
-const tip = (curves, unit) => {
+const tip = (curves, unit, names) => {
   const box = element("div", { class: "tip", hidden: true });
   let nearest = null;
   const show = (u) => {
@@ -50,7 +52,7 @@ const tip = (curves, unit) => {
     box.hidden = value === undefined || value === null;
     if (box.hidden) return;
     const { label } = curves[nearest - 1];
-    box.textContent = `${label ? `${label}: ` : ""}${number(value)} at ${unit} ${number(u.data[0][at])}`;
+    box.textContent = `${label ? `${label}: ` : ""}${number(value)} at ${unit} ${names?.[u.data[0][at]] ?? number(u.data[0][at])}`;
     const left = u.valToPos(u.data[0][at], "x");
     const before = left < u.over.clientWidth / 2;
     box.style.left = before ? `${left + 14}px` : "auto";
@@ -66,8 +68,9 @@ const tip = (curves, unit) => {
 
 export class Plot {
   // curves: [{label, at, group, repeat, x, values}]; `at` is the run, `group` gives the colour, `repeat` the dashes.
-  constructor(title, curves, { fromZero = false, unit = "step" } = {}) {
-    Object.assign(this, { title, curves, fromZero, unit, hidden: new Set(), u: null });
+  // `names` stand for the x values 0, 1, …; `logX` and `logY` draw by the logarithm.
+  constructor(title, curves, { fromZero = false, unit = "step", names = null, logX = false, logY = false } = {}) {
+    Object.assign(this, { title, curves, fromZero, unit, names, logX, logY, hidden: new Set(), u: null });
     const save = element("button", { type: "button", class: "save", text: "PNG", "aria-label": `Save ${title} as a picture` });
     save.addEventListener("click", () => this.save());
     this.place = element("section", { class: "plot", "aria-label": title }, element("h3", { text: title }), save);
@@ -75,8 +78,9 @@ export class Plot {
     known.set(this.place, this);
   }
 
-  table() {
-    const tables = this.curves.map((curve) => [curve.x, curve.values]);
+  table() { return this.joined(this.curves.map((curve) => [curve.x, curve.values])); }
+
+  joined(tables) {
     // 2: a gap extends to the curve's own neighbouring points, whatever x values other curves have in between.
     return tables.length === 1 ? tables[0] : uPlot.join(tables, tables.map(() => [0, 2]));
   }
@@ -87,14 +91,23 @@ export class Plot {
       label: curve.label, stroke: colour(curve), dash: dash(curve), width: 1.75,
       show: !this.hidden.has(curve.at), points: { size: 5, fill: colour(curve) },
     }));
-    const label = { label: UNITS[this.unit], labelSize: 18, labelFont: `12px ${FONT}`, labelGap: 0 };
+    const label = { label: UNITS[this.unit] ?? this.unit, labelSize: 18, labelFont: `12px ${FONT}`, labelGap: 0 };
     this.u = new uPlot({
       width: this.place.clientWidth, height: HEIGHT, legend: { show: false }, focus: { alpha: 0.3 },
       cursor: { y: false, focus: { prox: 1e6 }, points: { size: 7 }, dataIdx: nearby },
-      scales: { x: { time: false }, y: { range: (u, low, high) => bounds(low, high, this.fromZero) } },
-      axes: [axis({ size: 32, ...label, ...(this.unit === "step" ? { incrs: STEPS } : {}) }), axis({ size: room })],
-      series: [{}, ...series], plugins: [tip(this.curves, this.unit)],
+      scales: {
+        x: { time: false, ...(this.logX ? LOG : {}), ...(this.names ? { range: [-0.5, this.names.length - 0.5] } : {}) },
+        y: this.logY ? LOG : { range: (u, low, high) => bounds(low, high, this.fromZero) },
+      },
+      axes: [axis({ size: 32, ...label, ...this.ticks() }), axis({ size: room, ...(this.logY ? LOG_TICKS : {}) })],
+      series: [{}, ...series], plugins: [tip(this.curves, UNITS[this.unit] ? this.unit : `${this.unit} =`, this.names)],
     }, this.table(), this.place);
+  }
+
+  ticks() {
+    if (this.names) return { incrs: [1], values: (u, splits) => splits.map((one) => this.names[one] ?? "") };
+    if (this.logX) return LOG_TICKS;
+    return this.unit === "step" ? { incrs: STEPS } : {};
   }
 
   hide(at, gone) {

@@ -14,4 +14,5 @@ def look(examination: Examination) -> str | None:
         # They must exist at least.
         examination.compute_gradients()
         return None
-    return examination.errors.gradients
+    what, batch = examination.errors.gradients, examination.batches[-1]
+    return what and what + examination.where(examination.decisions_that_differ(batch))

@@ -61,8 +61,8 @@ class PbsLauncher(BatchLauncher):
     def workers_per_node(self, config: Config) -> int:
         return workers_per_node(config, config.device, gpus=1, cores=CPU_WORKERS)
 
-    def script(self, plan: LaunchPlan, config: Config) -> str:
-        keys = _keys(config)
+    def script(self, plan: LaunchPlan) -> str:
+        keys = _keys(plan.config)
         options = {"-N": plan.name, "-q": keys.queue, "-W": keys.depend and f"depend={keys.depend}"}
         options["-l"] = keys.walltime and f"walltime={keys.walltime}"
         return "\n".join(
