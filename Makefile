@@ -123,7 +123,7 @@ test-wheel: $(INSTALLED)
 test-neighbours: $(INSTALLED) $(NEIGHBOURS)/.installed
 	ORTLAUNCH_NEIGHBOURS=$(CURDIR)/$(NEIGHBOURS) OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/neighbours
 
-## bench: measures NAME, of start others ort exchange limit estimate tune checkpoint jobs tracking compare serve; ARGS go on
+## bench: measures NAME, of start others ort exchange limit estimate tune checkpoint tracking serve; ARGS go on
 bench: $(INSTALLED)
 	$(if $(filter others,$(NAME)),$(BIN)/python $(PIP) constraints.txt --editable '.[cpu,dev,bench]')
 	for name in $(NAME); do $(BIN)/python -m tests.benchmarks.bench_$$name $(ARGS) || exit; done

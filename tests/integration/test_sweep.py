@@ -29,8 +29,10 @@ def test_runs_of_a_sweep_stand_under_one_parent(sweep, ask):
 
 @pytest.mark.parametrize(
     ("words", "others"),
-    [((), {"mlp-eager-single-lr=0.02": "FINISHED"}), (("launcher.fail_fast=true",), {})],
-    ids=["goes_on", "fail_fast"],
+    [
+        pytest.param((), {"mlp-eager-single-lr=0.02": "FINISHED"}, id="goes_on"),
+        pytest.param(("launcher.fail_fast=true",), {}, id="fail_fast", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_sweep_goes_on_after_a_failure_unless_it_is_asked_to_end(launch, tmp_path, words, others):
     # The first learning rate is no number that a step survives. The last one is refused.

@@ -111,6 +111,8 @@ def test_classes_are_learnt_and_counted_as_in_a_plain_loop(case, tmp_path):
     accuracy = float((found.logits.argmax(-1) == batch["labels"])[counts].double().mean())
     last = {name: whole.series(f"eval/{name}")[6] for name in ("loss", "accuracy")}
     assert last == pytest.approx({"loss": float(found.loss), "accuracy": accuracy}, rel=1e-5)
+    if made_by is AutoModelForTokenClassification:
+        return  # The same rows are resumed with classes of texts.
     first = run("train.steps=3", "train.checkpoint_every=3")
     second = run("train.checkpoint_every=3", f"train.resume={first.run_dir}")
     losses = first.series("train/loss") | second.series("train/loss")

@@ -29,6 +29,7 @@ from ortlaunch.ort.operators import shapes
 from ortlaunch.ort.verify.fitting import Fitting
 from ortlaunch.ort.verify.reference import Reference
 from tests.ort.starts import Start
+from tests.support.nightly import first_in_ci
 
 NET = """
 import torch
@@ -201,7 +202,7 @@ def test_batch_statistics_are_the_same_with_and_without_the_cache() -> None:
     assert results[0] == results[1] == results[2]
 
 
-@pytest.mark.parametrize("name", ["gpt2_nano", "bert", "llama", "vit"])
+@pytest.mark.parametrize("name", first_in_ci(["gpt2_nano", "vit", "bert", "llama"], 2))
 def test_families_are_a_hit_with_the_same_loss_and_gradients(name: str) -> None:
     small = {
         "bert": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32},

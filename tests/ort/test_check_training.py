@@ -39,6 +39,7 @@ from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trap import Finding
 from ortlaunch.trainer.backend_run import OrtRun
 from ortlaunch.trainer.workers import Workers
+from tests.support.nightly import first_in_ci
 
 CALLS = 0
 
@@ -1019,7 +1020,7 @@ def turning(what: str, *, when_training: bool, monkeypatch: pytest.MonkeyPatch) 
     return course, data
 
 
-@pytest.mark.parametrize("what", ["list", "global", "part", "table"])
+@pytest.mark.parametrize("what", first_in_ci(["list", "part", "global", "table"], 2))
 def test_what_a_train_of_the_models_own_changes_is_compared(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     course, data = turning(what, when_training=True, monkeypatch=monkeypatch)
     course.evaluate(data[0])
@@ -1033,7 +1034,7 @@ def test_what_an_eval_of_the_models_own_changes_is_compared(monkeypatch: pytest.
         course.evaluate(data[0])
 
 
-@pytest.mark.parametrize("what", ["nothing", "no list", "function"])
+@pytest.mark.parametrize("what", first_in_ci(["no list", "nothing", "function"], 1))
 def test_a_train_of_the_models_own_that_changes_no_number_passes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function is followed by another export; only what has changed is compared."""
     course, data = turning(what, when_training=True, monkeypatch=monkeypatch)

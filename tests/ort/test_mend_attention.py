@@ -182,8 +182,11 @@ def causal_batch(mask: str, batch: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": attention_mask, "labels": ids.masked_fill(attention_mask == 0, -100)}
 
 
-@pytest.mark.parametrize("mask", ["none", "ones", "right", "left"])
+@pytest.mark.parametrize("masks", [["none"], ["ones"], ["right", "left"]], ids=" ".join)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_causal_model_with_and_without_padding(assert_parity: Any, family: str, attention: str, mask: str) -> None:
-    assert_parity(causal_model(family, attention), causal_batch(mask, 2, 16), causal_batch(mask, 3, 24))
+def test_a_causal_model_with_and_without_padding(
+    assert_parity: Any, family: str, attention: str, masks: list[str]
+) -> None:
+    batches = [causal_batch(mask, *size) for mask in masks for size in ((2, 16), (3, 24))]
+    assert_parity(causal_model(family, attention), *batches)

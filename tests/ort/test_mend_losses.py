@@ -51,12 +51,10 @@ FORMS: dict[str, dict[str, Any]] = {
     # The mean over samples is onnxruntime's operator without our kernels; with them, tests of the kernels show it.
     [(form, is_sequence) for form in FORMS for is_sequence in (False, True) if (form, is_sequence) != ("mean", False)],
 )
-@pytest.mark.parametrize("targets", ["some", "none", "out of range"])
-def test_cross_entropy_at_the_limits_of_its_targets(form: str, is_sequence: bool, targets: str) -> None:
+def test_cross_entropy_at_the_limits_of_its_targets(form: str, is_sequence: bool) -> None:
     """Without a target that counts, the mean is NaN; one out of range is an error. Both come after the trace."""
     x, classes = torch.randn(2, 6, *([3] if is_sequence else [])), torch.tensor([1, -100, 4, 0, -100, 5])
     good = classes.view(2, 3) if is_sequence else classes[[0, 2]]
-    given = {"some": good.flip(0), "none": torch.full_like(good, -100), "out of range": good + 2}[targets]
 
     class Loss(torch.nn.Module):
         def __init__(self) -> None:
@@ -69,14 +67,13 @@ def test_cross_entropy_at_the_limits_of_its_targets(form: str, is_sequence: bool
     model = Loss()
     ort = session.wrap(model, OrtConfig(export_cache=False), threads=1, onnx_dir=None)
     ort(x, good)
-    if targets == "out of range":
-        with pytest.raises(TrainingError, match="out of bounds"):
-            ort(x, given)
-        return
-    loss, expected = ort(x, given), model(x, given)
-    torch.testing.assert_close(loss, expected, equal_nan=True)
-    (mine,), (true,) = (torch.autograd.grad(one, [model.scale]) for one in (loss, expected))
-    torch.testing.assert_close(mine, true, equal_nan=True)
+    for given in (good.flip(0), torch.full_like(good, -100)):
+        loss, expected = ort(x, given), model(x, given)
+        torch.testing.assert_close(loss, expected, equal_nan=True)
+        (mine,), (true,) = (torch.autograd.grad(one, [model.scale]) for one in (loss, expected))
+        torch.testing.assert_close(mine, true, equal_nan=True)
+    with pytest.raises(TrainingError, match="out of bounds"):
+        ort(x, good + 2)
 
 
 def test_the_cross_entropy_of_one_sample_without_a_batch(assert_parity: Any) -> None:
