@@ -77,6 +77,7 @@ def install() -> None:
         backward = function.backward
 
         def asked(ctx: Any, *grads: Any) -> Any:
+            refuse_second_derivatives()
             info = self._graph_transition_manager._post_export_processed_model_info
             return asked_for(info, grads, backward(ctx, *grads))
 
@@ -84,6 +85,15 @@ def install() -> None:
         return function
 
     TrainingManager._create_autofunction_class = made
+
+
+def refuse_second_derivatives() -> None:
+    """Raises in a backward that is to be differentiated (``create_graph=True``): its results would be constants."""
+    if torch.is_grad_enabled():
+        raise refusal(
+            "the loss is computed from gradients of the model (create_graph=True, as for a gradient penalty), and ONNX "
+            "Runtime's backward cannot be differentiated: use backend=eager"
+        )
 
 
 def asked_for(info: Any, grads: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
