@@ -10,12 +10,14 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from ortlaunch.compose.attached import TRAIN, attached
 from ortlaunch.compose.rules import check_attached
@@ -66,6 +68,8 @@ def attached_run(given: Sequence[str]) -> Attached:
         run = Run(Path(folder))
     started = float(os.environ[_STARTED]) if is_launched else time.time()
     session = Session(config, run.path, workers, started)
+    if isinstance(stored, ScriptRun):
+        session.stop_signals = (signal.Signals[stored.script.signal.value],)
     session.find_checkpoint()
     if session.journal is not None:
         settings = to_dict(config)
@@ -116,11 +120,16 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
     journal_start(journal, plan)
     print(f"run folder: {plan.run_dir}", flush=True)
     failed: list[str] = []
-    before = sys.excepthook
+    before, leave = sys.excepthook, sys.exit
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         failed.append(f"{kind.__name__}: {error}")
         before(kind, error, trace)
+
+    def note_code(status: object = None, /) -> NoReturn:
+        # The interpreter tells nobody with which code it ends.
+        failed[:] = [f"the script ended with exit code {status}"] if status not in (None, 0) else []
+        leave(status)  # type: ignore[arg-type]
 
     def close() -> None:
         for text in failed[:1]:
@@ -128,7 +137,7 @@ def _begin(config: Config, workers: Workers, folder: Path | None) -> Path:
         is_stopped = plan.files.stopped_file.exists()
         end_run(plan.files, journal, "FAILED" if failed else "KILLED" if is_stopped else "FINISHED", own_claim.release)
 
-    sys.excepthook = note
+    sys.excepthook, sys.exit = note, note_code
     atexit.register(close)
     return plan.run_dir
 

@@ -348,16 +348,18 @@ def check_attached(config: Config) -> None:
 def _attached_backend(config: Config) -> None:
     if isinstance(config.backend, AutoConfig):
         raise RequestError("backend=auto: ortlaunch cannot try a script's model: name the backend")
-    if isinstance(config.backend, OrtConfig):
+    if isinstance(config.backend, OrtConfig) and trainer_of(config.trainer).zero_stage(config.trainer) == 3:
         raise RequestError(
-            "backend=ort: what ONNX Runtime computes is compared with PyTorch in ortlaunch's own loop alone: use "
-            "backend=eager or compile in a script, or bring the script's step by train.step=module:function"
+            "backend=ort trainer.zero_stage=3: ONNX Runtime gets a script's model as a whole, and ZeRO 3 never has it "
+            "whole: use trainer.zero_stage=2, or backend=eager"
         )
 
 
 ATTACHED_RULES: tuple[Callable[[Config], None], ...] = (
     _numbers,
     _attached_backend,
+    _backend,
+    _ort_blocks,
     _trainer,
     _precision,
     _activation_checkpointing,

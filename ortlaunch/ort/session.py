@@ -171,6 +171,12 @@ def fallback_reason(wrapped: torch.nn.Module) -> str | None:
     return None
 
 
+def exports(wrapped: torch.nn.Module) -> int:
+    """Returns how often the training graph in use of an ORTModule around a whole model has been exported."""
+    guard = getattr(training_manager(wrapped), "_ortlaunch_guard", None)
+    return 0 if guard is None else int(guard.exports)
+
+
 def export_seconds(wrapped: torch.nn.Module) -> float | None:
     """Returns the seconds that ORTModule took to export, build and load the training graph, summed over blocks.
 

@@ -7,17 +7,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.schema import Config, Device, OrtConfig
 from ortlaunch.data.reading import check_state
 from ortlaunch.models.checks import check_model, check_precision
 from ortlaunch.models.strides import close_gaps
 from ortlaunch.models.task import Result, Task, with_gradient
-from ortlaunch.trainer.backend_run import BackendRun, backend_run
+from ortlaunch.trainer.backend_run import BackendRun, OrtRun, backend_run
 from ortlaunch.trainer.buffers import plain_buffers, take_first_workers
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.host import to_host
@@ -33,6 +34,9 @@ from ortlaunch.trainer.session import SCRIPT, Session
 from ortlaunch.trainer.workers import values_of_all
 from ortlaunch.trainer.wrapping import wrap
 
+if TYPE_CHECKING:
+    from ortlaunch.trainer.script_calls import ScriptCalls
+
 
 class AttachedModel(torch.nn.Module):
     """A wrapped model, as a script calls it. `ortlaunch.unwrapped` gives the script's own again.
@@ -41,17 +45,21 @@ class AttachedModel(torch.nn.Module):
     calls what the trainer evaluates, which does not wait for other workers where the model is whole on each.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backend: BackendRun) -> None:
         super().__init__()
         self.module = engine.module
         self._engine = [engine]  # In a list, so that it is no part of the module.
+        self.calls = _calls(engine, backend)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
         (engine,) = self._engine
-        called = engine.module if self.training and torch.is_grad_enabled() else engine.evaluated
+        trains = self.training and torch.is_grad_enabled()
+        args, kwargs = engine.model_inputs(args), engine.model_inputs(kwargs)
         with engine.precision_context():
-            return called(*engine.model_inputs(args), **engine.model_inputs(kwargs))
+            if self.calls is not None:
+                return (self.calls.trained if trains else self.calls.evaluated)(args, kwargs)
+            return (engine.module if trains else engine.evaluated)(*args, **kwargs)
 
 
 class AttachedOptimizer(torch.optim.Optimizer):
@@ -191,7 +199,7 @@ class Attached:
             own = folder / str(number)
             engine.restore(own if own.is_dir() else folder, session.start.workers, session.run.scratch, session.control)
         backend = backend_run(engine, config, session.workers, session.run.path, session.journal)
-        wrapped = Wrapped(AttachedModel(engine), engine, model, shapes, backend)
+        wrapped = Wrapped(AttachedModel(engine, backend), engine, model, shapes, backend)
         self._wrapped.append(wrapped)
         return wrapped.model, AttachedOptimizer(optimizer, wrapped, self)
 
@@ -355,6 +363,9 @@ class Attached:
         assert self._engine is not None
         self._lr = self._engine.lr
         self._is_done = self._is_logged = self._has_asked = self._is_saved = False
+        for one in self._wrapped:
+            if one.model.calls is not None:
+                one.model.calls.begin(step)
 
     def _done(self, step: int) -> None:
         """The weights of a step are there."""
@@ -446,6 +457,16 @@ class Attached:
             raise RequestError(f"{start.path} is of {then} models, and the script has wrapped {len(self._wrapped)}")
 
 
+def _calls(engine: Engine, backend: BackendRun) -> ScriptCalls | None:
+    """What compares a model's calls with PyTorch, where ONNX Runtime computes them."""
+    if not isinstance(backend, OrtRun):
+        return None
+    # Imports ONNX Runtime, which need not be installed.
+    from ortlaunch.trainer.script_calls import ScriptCalls
+
+    return ScriptCalls(engine, backend)
+
+
 def check_model_of_script(model: torch.nn.Module, *, is_trained: bool) -> None:
     """Refuses what a backend and a trainer cannot wrap, or what several workers cannot call."""
     if is_trained:
@@ -467,6 +488,11 @@ def _check_several(engine: Engine, config: Config) -> None:
     if engine.counts_micro_batches:
         raise RequestError(
             "run.wrap: trainer=deepspeed trains one model: use trainer=ddp or fsdp, or put the models into one module"
+        )
+    if isinstance(config.backend, OrtConfig) and resolve_device(config.device) is Device.cuda:
+        raise RequestError(
+            "run.wrap: backend=ort on a GPU reads what a graph has frozen a step later, and would not know of which of "
+            "several models it is: use backend=eager, or device=cpu"
         )
     if config.train.grad_accumulation > 1:
         raise RequestError(

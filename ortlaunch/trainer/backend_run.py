@@ -133,7 +133,9 @@ class OrtRun(BackendRun):
             found = block_findings(model, task, precision, here, self._cfg.allow, self._block_rechecks)
         else:
             self._fitting = Fitting(model, task, precision)
-            found = self._fitting.findings(here, may_add=self._compares_sizes)
+            # In a script, another model's check may have ended.
+            with decisions.as_at_start():
+                found = self._fitting.findings(here, may_add=self._compares_sizes)
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise FindingError(finding.refusal())
@@ -169,13 +171,21 @@ class OrtRun(BackendRun):
             # The parameters of a block exist only while it runs: the step's first forward compares them.
             self._block_rechecks.asked += 1
             return Allow["wrong_gradients"] not in self._cfg.allow
+        self.compare(step, batch)
+        return True
+
+    def compare(self, step: int, batch: Batch) -> None:
+        """Compares the gradients of a batch with those of PyTorch.
+
+        Raises:
+            WrongGradientsError: the backend computes something else.
+        """
         error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
             raise WrongGradientsError(
                 f"step {step}: {error}. The weights are those before this step. Resume from the last checkpoint with "
                 "backend=eager, or accept the difference with backend.allow=[wrong_gradients]"
             )
-        return True
 
     def micro_batch_ends(self, batch: Batch) -> bool:
         """Compares gradients where a value that the graph has frozen is new.
@@ -326,6 +336,10 @@ class OrtRun(BackendRun):
             )
         for decision, value in unverified:
             decision.verified.append(value)
+
+    def evaluated_in_torch(self, batch: Batch) -> None:
+        """Counts a batch that PyTorch has evaluated: see `_check_after_evaluation`."""
+        self._evaluated.is_due(batch)
 
     def _gradient_error(self, batch: Batch) -> str | None:
         from ortlaunch.ort.verify.start import gradient_error

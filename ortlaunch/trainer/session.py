@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,8 @@ class Session:
     engine: Engine
     recorder: Recorder
     batch: Batch
+    stop_signals: tuple[signal.Signals, ...] = ()
+    """Those that ask to stop beside the usual ones."""
     _built: Trained
     _feed: Feed
     _saver: Saver
@@ -193,6 +196,7 @@ class Session:
             self.control,
             is_first=self.workers.is_first,
             grace_seconds=self.config.launcher.grace_seconds,
+            signals=self.stop_signals,
         )
         self._stop.listen()
         self.system.sampler.start()

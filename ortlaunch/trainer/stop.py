@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,24 @@ _MOST_STEPS = 1000.0
 class StopRequests:
     """This worker's view of the requests to stop the run."""
 
-    def __init__(self, run_dir: Path, group: dist.ProcessGroup, *, is_first: bool, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        group: dist.ProcessGroup,
+        *,
+        is_first: bool,
+        grace_seconds: float,
+        signals: Sequence[signal.Signals] = (),
+    ) -> None:
         """
         Args:
             run_dir: the run folder.
             group: all workers on the CPU; no other collective may run in it meanwhile.
             is_first: whether this worker looks for the file.
             grace_seconds: how long after a signal this process ends, even in the middle of a step.
+            signals: those that ask to stop beside the usual ones.
         """
+        self._signals = {*_SIGNALS, *signals}
         self._file = Run(run_dir).stop_file
         self._group = group
         self._is_first = is_first
@@ -56,7 +67,7 @@ class StopRequests:
         """Handles the signals that ask to stop; until then they end the process."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        for number in _SIGNALS:
+        for number in self._signals:
             signal.signal(number, self._note)
         # Python's C handler writes to the pipe even while the main thread is inside a collective that never ends.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -108,7 +119,7 @@ class StopRequests:
     def _end_in_time(self, reader: int) -> None:
         # The pipe gets every signal that has a handler in Python. With loader processes torch has one for SIGCHLD, and
         # the end of a loader process is no request to stop.
-        while (number := os.read(reader, 1)[0]) not in _SIGNALS:
+        while (number := os.read(reader, 1)[0]) not in self._signals:
             pass
         time.sleep(self._grace)
         os._exit(128 + number)

@@ -1,5 +1,6 @@
-"""Loops in the manner of users' scripts, attached: python attach_probe.py OUT TRAINER [NAME ...], under torchrun too.
+"""Loops in the manner of users' scripts, attached: python attach_probe.py OUT TRAINER [KEY=VALUE ...] [NAME ...].
 
+torchrun starts it too.
 Each worker computes the same loop in plain torch, in one process and with the whole batches, and compares the weights.
 """
 
@@ -34,7 +35,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def data() -> TensorDataset:
-    inputs = torch.randn(20, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(7))
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(7)).to(DTYPE)
     return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 
 
@@ -55,7 +56,7 @@ def whole() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def drawn(step: int, size: int, *more: int) -> Tensor:
-    return torch.randn(size, *more, dtype=DTYPE, generator=torch.Generator().manual_seed(1000 + step))
+    return torch.randn(size, *more, generator=torch.Generator().manual_seed(1000 + step)).to(DTYPE)
 
 
 def share(batch: Tensor, run: Attached) -> Tensor:
@@ -231,9 +232,14 @@ LOOPS: dict[str, tuple[Callable[[Attached | None], list[nn.Module]], tuple[str, 
 
 def difference(name: str, out: Path) -> float:
     """The largest difference of a weight between an attached loop and the same one in plain torch."""
+    global DTYPE
     loop, keys = LOOPS[name]
-    run = ortlaunch.attach(*KEYS, f"trainer={TRAINER}", *keys, f"run_root={out.parent}/runs", f"experiment={name}")
+    DTYPE = torch.float32 if is_fp32 else torch.float64
+    run = ortlaunch.attach(
+        *KEYS, f"trainer={TRAINER}", *MORE, *keys, f"run_root={out.parent}/runs", f"experiment={name}"
+    )
     found = [_whole(one.detach()).clone() for model in loop(run) for one in model.parameters()]
+    DTYPE = torch.float64
     expected = [one.detach() for model in loop(None) for one in model.parameters()]
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
@@ -244,8 +250,12 @@ def _whole(weight: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
-    OUT, TRAINER, *names = Path(sys.argv[1]), *sys.argv[2:]
-    DTYPE = torch.float32 if TRAINER == "deepspeed" else torch.float64
+    OUT, TRAINER, *words = Path(sys.argv[1]), *sys.argv[2:]
+    MORE = [word for word in words if "=" in word]
+    names = [word for word in words if "=" not in word]
+    # DeepSpeed and ONNX Runtime have no kernels for fp64; what is expected is.
+    is_fp32 = TRAINER == "deepspeed" or "backend=ort" in MORE
+    DTYPE = torch.float64
     results = {name: difference(name, OUT) for name in names or LOOPS}
     if int(os.environ.get("RANK", "0")) == 0:
         OUT.write_text(json.dumps(results))

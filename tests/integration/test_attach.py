@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from ortlaunch.run.run import Run
 from tests.support.runs import Recorded
-from tests.support.scripts import attached_alone, write_attached
+from tests.support.scripts import attached_alone, write_attached, write_failing
 from tests.support.torchrun import run_probe
 from tests.support.waiting import until
 
@@ -40,6 +41,61 @@ def test_loops_train_alike_when_weights_are_sharded(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found.keys() == set(names)
     assert {name: error for name, error in found.items() if error > 1e-12} == {}
+
+
+ORT, NIGHTLY = ("plain", "gan"), ("distillation", "reinforcement", "own_accumulation", "by_key")
+
+
+@pytest.mark.parametrize(
+    ("workers", "names"),
+    [
+        (2, ORT),
+        pytest.param(1, (*ORT, *NIGHTLY), marks=pytest.mark.nightly),
+    ],
+)
+def test_loops_train_under_onnx_runtime_as_plain_torch_does(
+    tmp_path: Path, workers: int, names: tuple[str, ...]
+) -> None:
+    out = tmp_path / "found.json"
+    run_probe(PROBE, out, "ddp" if workers == 2 else "single", "backend=ort", *names, workers=workers)
+    found = json.loads(out.read_text())
+    assert found.keys() == set(names)
+    # The weights are fp32, of size 1, and the others fp64.
+    assert {name: error for name, error in found.items() if error > 1e-6} == {}
+    for name in names:
+        (folder,) = tmp_path.glob(f"runs/{name}/*")
+        tags = StoredRun(folder).tags
+        assert "ortlaunch.export_cache" in tags
+        assert "ortlaunch.fallback_reason" not in tags
+
+
+def test_a_gradient_penalty_under_onnx_runtime_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"create_graph=True.*use backend=eager"):
+        run_probe(PROBE, tmp_path / "found.json", "single", "backend=ort", "gradient_penalty", workers=1)
+
+
+ENDS = {
+    "strength = 2.0": (
+        "backend=ort",
+        "backend.recheck_every=2",
+        r"WrongGradientsError: step 4: under ONNX Runtime the",
+    ),
+    "model(x, x)": ("backend=ort", "seed=0", "RequestError: the script calls its model in training in another way"),
+    "sys.exit(3)": ("seed=0", "seed=0", "the script ended with exit code 3"),
+    "raise OSError('gone')": ("seed=0", "seed=0", "OSError: gone"),
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_script_that_fails_is_noted_as_failed(tmp_path: Path, what: str) -> None:
+    write_failing(tmp_path, what)
+    *keys, said = ENDS[what]
+    assert _start(tmp_path, *keys) == (3 if what == "sys.exit(3)" else 1)
+    (folder,) = tmp_path.glob("runs/*/*-train-*")
+    run = StoredRun(folder)
+    assert run.status == "FAILED"
+    (failure,) = [event for event in run.events if event["event"] == "failure"]
+    assert re.search(said, json.dumps(failure)), failure
 
 
 def _start(folder: Path, *keys: str, **variables: str) -> int:
@@ -73,7 +129,8 @@ def test_a_launched_script_that_is_stopped_goes_on_to_the_bit(
 ) -> None:
     write_attached(tmp_path)
     monkeypatch.setenv("SECONDS_A_STEP", "0.6")
-    running = start(tmp_path, "launcher.workers_per_node=1", "train.keep_checkpoints=3", "--", "train.py")
+    keys = ("launcher.workers_per_node=1", "train.keep_checkpoints=3", "script.signal=SIGUSR1")
+    running = start(tmp_path, *keys, "--", "train.py")
     (folder,) = until(lambda: list(tmp_path.glob("runs/*/*-train-*")))
     log = folder / "logs" / "rank-0.log"
     until(lambda: log.exists() and "step 3" in log.read_text(), said=lambda: running.process.poll())

@@ -146,3 +146,35 @@ def attached_alone() -> list[tuple[float, float]]:
 def write_attached(folder: Path) -> None:
     """Writes ``train.py``, which kills itself at the step ``KILLED_AT``."""
     (folder / "train.py").write_text(textwrap.dedent(ATTACHED))
+
+
+FAILING = """
+    import sys
+
+    import torch
+
+    import ortlaunch
+
+    strength = 1.0
+
+    class Net(torch.nn.Linear):
+        def forward(self, x, shift=None):
+            return super().forward(x * strength if shift is None else x + shift)
+
+    run = ortlaunch.attach("train.steps=6", *sys.argv[1:])
+    torch.manual_seed(0)
+    plain = Net(4, 1)
+    model, optimizer = run.wrap(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    for step in run.steps():
+        x = torch.randn(8, 4)
+        if step == 4:
+            {what}
+        run.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def write_failing(folder: Path, what: str) -> None:
+    """Writes ``train.py``, which does something wrong in its fourth step."""
+    (folder / "train.py").write_text(textwrap.dedent(FAILING).format(what=what))

@@ -104,7 +104,8 @@ class ExportGuard:
         self._model = model
         self._is_training = is_training
         self._kernels = kernels
-        self._exports = 0
+        self.exports = 0
+        """How often the graph was exported, or is about to be."""
         self._ignored: set[tuple[int, str]] = set()
         self._call: list[Any] = []
         self._names: _Names = []
@@ -129,11 +130,11 @@ class ExportGuard:
             RequestError: the model or its calls change too often; the message names the change.
         """
         call = self._call_facts(args, kwargs)
-        if self._exports and call == self._call and self._same_model():
+        if self.exports and call == self._call and self._same_model():
             return True
-        what = self._changed(call) if self._exports else ""
-        self._exports += 1
-        if self._exports > _MOST_EXPORTS:
+        what = self._changed(call) if self.exports else ""
+        self.exports += 1
+        if self.exports > _MOST_EXPORTS:
             raise refusal(
                 f"the model was exported {_MOST_EXPORTS} times because it or its calls changed, the last time {what}, "
                 "and each time costs an export: pass what changes as a tensor, or use backend=eager or compile"

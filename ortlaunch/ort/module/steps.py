@@ -172,6 +172,9 @@ class Steps:
 
     def backward(self, ctx: Any, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """Runs the backward graph; the backward of an ``autograd.Function``."""
+        from ortlaunch.ort.module.training_graph import refuse_second_derivatives
+
+        refuse_second_derivatives()
         # This finds outputs that were changed in place.
         _ = ctx.saved_tensors
         given = self._ort.OrtValueVector()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from onnx import helper
 
 from ortlaunch.ort.graphs import corrections, normalization
@@ -12,6 +13,7 @@ from ortlaunch.ort.graphs import gradients as flows
 from ortlaunch.ort.graphs.nodes import ATEN
 from ortlaunch.ort.operators import torch_nodes
 from ortlaunch.ort.operators.aten_nodes import stop_gradient
+from ortlaunch.ort.refusal import refusal
 
 
 def install() -> None:
@@ -65,6 +67,7 @@ def install() -> None:
         backward = function.backward
 
         def asked(ctx: Any, *grads: Any) -> Any:
+            refuse_second_derivatives()
             info = self._graph_transition_manager._post_export_processed_model_info
             return asked_for(info, grads, backward(ctx, *grads))
 
@@ -72,6 +75,15 @@ def install() -> None:
         return function
 
     TrainingManager._create_autofunction_class = made
+
+
+def refuse_second_derivatives() -> None:
+    """Raises in a backward that is to be differentiated (``create_graph=True``): its results would be constants."""
+    if torch.is_grad_enabled():
+        raise refusal(
+            "the loss is computed from gradients of the model (create_graph=True, as for a gradient penalty), and ONNX "
+            "Runtime's backward cannot be differentiated: use backend=eager"
+        )
 
 
 def asked_for(info: Any, grads: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
