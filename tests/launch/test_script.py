@@ -99,7 +99,8 @@ def test_what_is_no_script_is_refused_in_one_line(
         ("script.params.lr=1", "script.params.lr: no argument has {lr} in it"),
         ("train.batch_size=3", "train.batch_size=3: a script has a loop of its own"),
         ("backend=nix", "backend=nix: no such option"),
-        ("backend=ort", "backend=ort: what ONNX Runtime computes is compared with PyTorch in ortlaunch's own loop"),
+        ("backend=auto", "backend=auto: ortlaunch cannot try a script's model"),
+        ("backend=ort trainer=deepspeed trainer.zero_stage=3", "ONNX Runtime gets a script's model as a whole"),
         ("model=gpt2", "model=gpt2: model is a key of ortlaunch's own loop"),
         ("script.signal=SIGFOO", "script.signal=SIGFOO: must be one of SIGTERM"),
         ("script.typo=1", "script.typo: no such key"),
@@ -109,7 +110,7 @@ def test_a_key_that_a_script_has_not_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], key: str, said: str
 ) -> None:
     (tmp_path / "train.py").touch()
-    result = answer(tmp_path, capfd, key, "--", "train.py")
+    result = answer(tmp_path, capfd, *key.split(), "--", "train.py")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
 
