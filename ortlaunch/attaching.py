@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.attached import TRAIN, attached
 from ortlaunch.compose.rules import check_attached
 from ortlaunch.config.devices import resolve_device
@@ -26,9 +28,10 @@ from ortlaunch.config.load import load_run_config, to_dict
 from ortlaunch.config.schema import Config, LocalConfig, RunConfig, ScriptConfig, ScriptRun
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.folder import journal_start, write_run_folder, written
+from ortlaunch.launch.local.display import describe_step
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import default_name, make_plan, plan_in
-from ortlaunch.run import claim
+from ortlaunch.run import claim, failure
 from ortlaunch.run.ending import end_run
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.making import make_run_folder
@@ -54,6 +57,7 @@ def attached_run(given: Sequence[str]) -> Attached:
     """
     begun = time.perf_counter()
     folder, is_launched = os.environ.get(_FOLDER), _STARTED in os.environ
+    _tell_refusals(Path(folder) if folder and is_launched else None)
     stored = load_run_config(Run(Path(folder)).config_file) if folder and is_launched else None
     attach = stored.script.attach if isinstance(stored, ScriptRun) else {}
     config = attached(given, attach, stored, int(os.environ.get("WORLD_SIZE", "1")))
@@ -77,7 +81,28 @@ def attached_run(given: Sequence[str]) -> Attached:
         journalled = {name: settings[name] for name in ("backend", "trainer", "seed")}
         session.journal.params({**journalled, "train": train})
         session.journal.tags({"ortlaunch.backend": config.backend.name, "ortlaunch.trainer": config.trainer.name})
-    return Attached(session, startup)
+    # Where ortlaunch has started the script, it shows the journal's steps.
+    return Attached(session, startup, described=None if is_launched or not workers.is_first else describe_step)
+
+
+def _tell_refusals(launched: Path | None) -> None:
+    """Ends a script that is refused with the sentence and exit code 2, as a command, and not with a traceback.
+
+    Args:
+        launched: the folder of the run that ortlaunch has started; None for a script that has begun by itself.
+    """
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, RequestError):
+            before(kind, error, trace)
+            return
+        print(f"ortlaunch: {error}", file=sys.stderr, flush=True)
+        if launched is not None:
+            failure.record(launched, int(os.environ["RANK"]), error)
+        raise SystemExit(exit_codes.REQUEST)
+
+    sys.excepthook = tell
 
 
 def _own_run(config: Config, workers: Workers, folder: str | None) -> Run:

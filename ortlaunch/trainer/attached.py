@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -135,14 +135,21 @@ class Attached:
         restored: what `save` got of the script's own at the checkpoint from which the run goes on; empty at first.
     """
 
-    def __init__(self, session: Session, startup: dict[str, float]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        startup: dict[str, float],
+        described: Callable[[dict[str, float]], str] | None = None,
+    ) -> None:
         """
         Args:
             session: this worker's run, which has found its checkpoint.
             startup: start-up times so far, by metric name.
+            described: the figures of a log step in words, where this worker prints them.
         """
         self._session = session
         self._startup = startup
+        self._described = described
         self._wrapped: list[Wrapped] = []
         self._engine: Engine | None = None
         self._micro: Micro | None = None
@@ -378,6 +385,8 @@ class Attached:
         self._is_logged = True
         if self._session.is_logged(step):
             self._session.log(step, self._mean, self._grad_norm, self._lr)
+            if self._described is not None:
+                print(f"step {step}  {self._described(self._session.logged)}", flush=True)
 
     def _close(self, step: int) -> None:
         """Does what the script has not done in a step."""
