@@ -24,12 +24,13 @@ STEPS = 2000
 def worker(rank: int, folder: str, how: str) -> None:
     """Makes steps of a millisecond until all agree to stop; leaves the number of the step."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    stop = StopRequests(Path(folder), dist.group.WORLD, is_first=rank == 0, grace_seconds=60)
+    chosen = (signal.SIGUSR1,)
+    stop = StopRequests(Path(folder), dist.group.WORLD, is_first=rank == 0, grace_seconds=60, signals=chosen)
     stop.listen()
     for step in range(1, STEPS + 1):
         time.sleep(0.001 * (1 + rank))
-        if step == 50 and rank == 1 and how == "signal":
-            os.kill(os.getpid(), signal.SIGTERM)
+        if step == 50 and rank == 1 and how in ("SIGTERM", "SIGUSR1"):
+            os.kill(os.getpid(), signal.Signals[how])
         if step == 50 and rank == 1 and how == "file":
             (Run(Path(folder)).stop_file).touch()
         if stop.agreed():
@@ -39,7 +40,7 @@ def worker(rank: int, folder: str, how: str) -> None:
     leave()
 
 
-@pytest.mark.parametrize("how", ["signal", "file", "nothing"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGUSR1", "file", "nothing"])
 def test_all_workers_stop_at_the_same_step(tmp_path, how):
     """Asked on one of them only; without a request nobody stops."""
     in_two(worker, str(tmp_path), how)
