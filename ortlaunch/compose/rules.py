@@ -35,7 +35,7 @@ from ortlaunch.config.schema import (
     TorchProfileConfig,
     TrainConfig,
 )
-from ortlaunch.config.scores import best_of, wanted
+from ortlaunch.config.scores import best_of, class_of, wanted
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.data.sources.factory import FactoryConfig
 from ortlaunch.data.sources.images import ImagesConfig
@@ -203,6 +203,9 @@ def _packages(config: Config) -> None:
     for what, package, extra in needed:
         if find_spec(package) is None:
             raise RequestError(f"{what} needs {package}, which is not installed: pip install 'ortlaunch[{extra}]'")
+    for one in wanted(config.eval.metrics):
+        if one.target is None:
+            class_of(str(one.arguments["name"]))
 
 
 def _backend(config: Config) -> None:

@@ -12,16 +12,13 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.nearest import nearest
 from ortlaunch.base.targets import load_target
-from ortlaunch.config.scores import Wanted
+from ortlaunch.config.scores import Wanted, class_of
 from ortlaunch.models.masking import IGNORED
 from ortlaunch.models.own_step import PREDS, TARGET
 from ortlaunch.models.task import Result
 from ortlaunch.trainer.workers import values_of_all
 
-_SHORT = {"f1": "f1score", "mse": "meansquarederror", "mae": "meanabsoluteerror"}
-"""Names that people type, and torchmetrics' own without capitals."""
 _SAME_LOSS = 1e-3
 """How far, as a share, the loss that a model returns may lie from that of its logits and labels."""
 
@@ -151,33 +148,24 @@ def _synchronizes(metric: Any) -> bool:
 
 
 def _of_torchmetrics(one: Wanted, preds: Any, target: Any) -> Any:
-    classes = _classes()
     arguments = dict(one.arguments)
     name = str(arguments.pop("name"))
-    plain = name.lower().replace("_", "")
-    found = classes.get(_SHORT.get(plain, plain)) or classes.get(f"{plain}score")
-    if found is None:
-        close = nearest(plain, list(classes))
-        hint = f" Did you mean {close}?" if close else ""
-        raise RequestError(f"eval.metrics={name}: torchmetrics has no metric of this name.{hint}")
+    found = _class(class_of(name))
     taken = inspect.signature(found.__new__ if _has_tasks(found) else found.__init__).parameters
     if _has_tasks(found):
         arguments = _of_task(preds, target) | arguments
-        if plain in ("f1", "f1score"):
+        if found.__name__ == "F1Score":
             arguments = {"average": "macro"} | arguments
     if "ignore_index" in taken and isinstance(target, torch.Tensor) and not target.is_floating_point():
         arguments = {"ignore_index": IGNORED} | arguments
     return found(**arguments)
 
 
-def _classes() -> dict[str, Any]:
-    try:
-        import torchmetrics
-        import torchmetrics.text
-    except ImportError as error:
-        raise RequestError(f"eval.metrics needs torchmetrics ({error}): pip install 'ortlaunch[metrics]'") from error
-    modules = (torchmetrics.text, torchmetrics)
-    return {name.lower(): getattr(module, name) for module in modules for name in module.__all__ if name[0].isupper()}
+def _class(name: str) -> Any:
+    import torchmetrics
+    import torchmetrics.text
+
+    return getattr(torchmetrics, name, None) or getattr(torchmetrics.text, name)
 
 
 def _has_tasks(found: Any) -> bool:

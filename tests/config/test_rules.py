@@ -57,6 +57,14 @@ def test_what_is_not_installed_is_refused_with_its_extra(
     check(config(*words, "launcher=slurm", "launcher.container.image=team.sqsh"))
 
 
+def test_a_misspelt_metric_is_refused_before_there_are_workers() -> None:
+    words = "backend=eager", "train.eval_every=2"
+    assert "torchmetrics has no metric of this name. Did you mean accuracy?" in refusal(
+        *words, "eval.metrics=[acuracy]"
+    )
+    check(config(*words, "eval.metrics=[f1,mse,word_error_rate,{name: Accuracy, as: top}]"))
+
+
 def test_the_default_configuration_is_accepted() -> None:
     check(config())
     check(config("model=gpt2", "trainer=deepspeed"))

@@ -354,7 +354,6 @@ def test_a_better_evaluation_gets_a_checkpoint_and_patience_ends_the_run(trained
         (["train.step=mine:rows"], "the loss of train.step=mine:rows has the shape (1, 10): return one number"),
         (["train.step=mine:named"], "the value 'rows' is a tensor of shape (1, 1, 8, 8): return numbers by name"),
         (["train.step=mine:alone"], "must take two arguments, model and batch"),
-        ([*EVALUATED, "eval.metrics=[acuracy]"], "torchmetrics has no metric of this name. Did you mean accuracy?"),
         ([*EVALUATED, "eval.metrics=[{name: accuracy, topk: 3}]"], "Unexpected keyword arguments: `topk`"),
         ([*EVALUATED, "eval.metrics=[accuracy,accuracy]"], "two with the name accuracy"),
         ([*EVALUATED, "eval.metrics=[{name: accuracy, as: length}]"], "eval/length is there already"),
