@@ -18,18 +18,17 @@ from typing import Any, get_args
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.ownership import require_own
-from ortlaunch.base.reading import in_words, notice, read_bytes, read_json, read_text
+from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.run import manifest
 from ortlaunch.run.checkpoints import newest_name, remove_converted
 from ortlaunch.run.events import Ended, Status, is_count
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import Journal, iterate
-from ortlaunch.run.settings import read_settings
+from ortlaunch.run.settings import read_settings, read_words
 from ortlaunch.run.state import RunState, fold
 
 _LONGEST_REQUEST = 4096
 """The largest size of a request to stop, in bytes."""
-_LARGEST_WORDS = 1 << 20
 _LONGEST_JOB_ID = 256
 _JOB_ID = re.compile(r"[0-9A-Za-z][\w.\[\]+-]*", re.ASCII)
 
@@ -338,16 +337,11 @@ class Run:
 
     def words(self) -> list[str]:
         """The words of the command line, without secrets; empty where they cannot be read."""
-        import yaml
-
         try:
-            stored = yaml.load(read_bytes(self.overrides_file, _LARGEST_WORDS), Loader=yaml.CSafeLoader)
-        except FileNotFoundError:
+            return read_words(self.overrides_file)
+        except RequestError as error:
+            notice(self.overrides_file, error.__cause__)
             return []
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            notice(self.overrides_file, in_words(error))
-            return []
-        return [str(word) for word in stored] if isinstance(stored, list) else []
 
     def setting(self, key: str) -> Any:
         """One value of the configuration by its dotted key; None where the key is missing or cannot be read."""

@@ -1,4 +1,4 @@
-"""Reads a run's ``config.yaml`` as plain values. No other module parses this file.
+"""Reads a run's ``config.yaml`` and ``overrides.yaml`` as plain values. No other module parses these files.
 
 `ortlaunch.config.load` builds the schema's dataclasses from the values; code that needs only a few keys uses them
 directly. The parser is libyaml's, with the number grammar of OmegaConf, which wrote the file. It reads a hundred
@@ -41,19 +41,42 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: the file cannot be read, or holds no mapping.
     """
+    settings = _values(path)
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise RequestError(f"{path} cannot be read: it holds no keys")
+    return settings
+
+
+def read_words(path: Path) -> list[str]:
+    """The command line in a file; empty where there is no file.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    words = _values(path)
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
+def _values(path: Path) -> Any:
+    """What a file holds; None where there is none.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
     import yaml
 
     try:
         text = read_bytes(path, _LARGEST).decode("utf-8")
         _check_depth(text)
-        settings = yaml.load(text, Loader=_loader())
+        values = yaml.load(text, Loader=_loader())
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RequestError(f"{path} cannot be read: {in_words(error)}") from error
-    if not isinstance(settings, dict):
-        raise RequestError(f"{path} cannot be read: it holds no keys")
-    return settings
+    # An empty file is no missing one.
+    return "" if values is None else values
 
 
 @cache

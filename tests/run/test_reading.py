@@ -174,9 +174,12 @@ def test_a_configuration_ends_no_process(tmp_path: Path, text: str, why: str) ->
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(RequestError, match=f"config.yaml cannot be read: .*{why}|{why}"):
         read_settings(path)
+    path.rename(tmp_path / "overrides.yaml")
+    path.mkdir()
     with noticing() as damage:
         assert Run(tmp_path).setting("train.steps") is None
-    assert [one.path for one in damage] == [path]
+        assert Run(tmp_path).words() == []
+    assert [one.path for one in damage] == [path, tmp_path / "overrides.yaml"]
 
 
 def test_brackets_and_stars_of_a_usual_configuration_are_read(tmp_path: Path) -> None:
