@@ -75,7 +75,7 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
 
 def _step(row: Row) -> str:
     # Nobody knows the steps of a script.
-    return "" if row.step is row.steps is None else f"{row.step or 0}/{row.steps or '?'}"
+    return "" if not row.step and row.steps is None else f"{row.step or 0}/{row.steps or '?'}"
 
 
 def _tells_something(title: str, cells: list[str]) -> bool:

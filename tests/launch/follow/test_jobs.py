@@ -354,8 +354,9 @@ def test_the_table_shows_what_there_is(make_run, alive, capsys) -> None:
     assert len(lines) == 2
 
 
-def test_a_script_has_no_steps(make_run, capsys) -> None:
-    journal = Journal(make_run("train", steps=None, step=None) / "journal.jsonl")
+@pytest.mark.parametrize("stopped_at", [None, 0])
+def test_a_script_has_no_steps(make_run, capsys, stopped_at: int | None) -> None:
+    journal = Journal(make_run("train", steps=None, step=stopped_at) / "journal.jsonl")
     journal.tags({"ortlaunch.script": "train.py"})
     jobs([])
     status(["train"])
