@@ -159,7 +159,8 @@ def _name(row: RunRow) -> str:
 
 def _how_far(row: RunRow) -> str:
     if row.step is None:
-        return f"{row.status}, no step logged"
+        # Nobody knows the steps of a script.
+        return row.status if SCRIPT_TAG in row.tags else f"{row.status}, no step logged"
     steps = row.params.get("train.steps", "")
     # A run that was resumed for more steps may be beyond the number that MLflow has as its parameter.
     of = f" of {steps}" if steps.isdecimal() and int(steps) >= row.step else ""

@@ -55,9 +55,10 @@ def parsed(text: str) -> Figure:
 
 
 def of_scripts(rows: list[RunRow]) -> list[Figure]:
-    """Returns the metrics that scripts have logged under names of their own, of many the first by name."""
+    """Returns the metrics that scripts have logged under names of their own: of many the first, losses foremost."""
     logged = {metric for row in rows if SCRIPT_TAG in row.tags for metric in row.metrics}
-    return [parsed(metric) for metric in sorted(logged) if not metric.startswith(_OURS)][:_SHOWN]
+    ordered = sorted(logged, key=lambda metric: ("loss" not in metric.lower(), metric))
+    return [parsed(metric) for metric in ordered if not metric.startswith(_OURS)][:_SHOWN]
 
 
 def check(figures: list[Figure], rows: list[RunRow]) -> None:

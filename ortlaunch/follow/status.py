@@ -123,6 +123,8 @@ def _where(row: Row) -> str:
 
 
 def _steps(row: Row) -> str:
+    if not row.step and row.steps is None:
+        return ""
     share = f" ({100 * (row.step or 0) // row.steps} %)" if row.steps else ""
     left = f", {duration_text(row.left_seconds)} left" if row.left_seconds is not None else ""
     return f"{row.step or 0} of {row.steps or 'unknown'}{share}{left}"

@@ -60,7 +60,7 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
         "job": [row.job_id or "" for row in rows],
         "state": [row.state.value for row in rows],
         "nodes": [str(row.nodes) for row in rows],
-        "step": [f"{row.step or 0}/{row.steps or '?'}" for row in rows],
+        "step": [_step(row) for row in rows],
         "tokens/s": [rate_text(tokens) for tokens, _ in rates],
         "samples/s": ["" if tokens is not None else rate_text(samples) for tokens, samples in rates],
         "loss": ["" if row.last_loss is None else f"{row.last_loss:.4g}" for row in rows],
@@ -71,6 +71,11 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
     always = ("id", "name", "state", "step", "tokens/s", "loss", "elapsed")
     shown = {title: [printable(cell) for cell in cells] for title, cells in columns.items()}
     return {title: cells for title, cells in shown.items() if title in always or _tells_something(title, cells)}
+
+
+def _step(row: Row) -> str:
+    # Nobody knows the steps of a script.
+    return "" if not row.step and row.steps is None else f"{row.step or 0}/{row.steps or '?'}"
 
 
 def _tells_something(title: str, cells: list[str]) -> bool:

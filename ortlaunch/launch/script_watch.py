@@ -34,6 +34,8 @@ _POLL_SECONDS = 0.25
 _SAMPLE_SECONDS = 2.0
 _IDLE_SHARE, _IDLE_SECONDS = 0.02, 0.05
 """A worker that uses less of a core than this share, and this much more, does nothing but wait."""
+_WEIGHING_SHARE = 0.01
+"""How much of the time may go into weighing the memory of a worker's children."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to write its stacks."""
 _MOST_SHOWN = 1 << 20
@@ -57,6 +59,8 @@ class _Worker:
         self.rss = self.peak = self.cpu = self.load = 0.0
         self._gpu = gpu_of_worker(variables)
         self._of_gpu: dict[str, float] = {}
+        self._beside = 0.0
+        self._weighed_next = now
         self.moved = now
         """When it last did something, on the watch's clock."""
         self._sampled = now
@@ -70,13 +74,13 @@ class _Worker:
             now: the time on the watch's clock.
             log_bytes: the size of its log.
         """
-        rss = cpu = 0.0
-        for one in [self.process, *self.process.children(recursive=True)]:
-            with suppress(psutil.Error), one.oneshot():
-                memory, times = one.memory_info(), one.cpu_times()
-                # What a loader process shares with its worker counts once.
-                rss += memory.rss if one == self.process else memory.rss - memory.shared
+        cpu = 0.0
+        children = self.process.children(recursive=True)
+        for one in [self.process, *children]:
+            with suppress(psutil.Error):
+                times = one.cpu_times()
                 cpu += times.user + times.system
+        rss = self.process.memory_info().rss + self._memory_beside(children, now)
         passed = now - self._sampled
         self.load = 100.0 * max(0.0, cpu - self.cpu) / passed if passed > 0 else self.load
         self.rss, self.peak, self.cpu, self._sampled = rss, max(self.peak, rss), cpu, now
@@ -89,6 +93,18 @@ class _Worker:
         # A loader process that has ended takes its time along.
         if busy or cpu < self._mark[0] or log_bytes != self._mark[1]:
             self.moved, self._mark = now, (cpu, log_bytes)
+
+    def _memory_beside(self, children: list[psutil.Process], now: float) -> float:
+        """The memory that its children do not share with it. A forked loader process shares most of its own."""
+        if now >= self._weighed_next:
+            begun = time.perf_counter()
+            self._beside = 0.0
+            for one in children:
+                with suppress(psutil.Error):
+                    self._beside += one.memory_full_info().uss
+            # The kernel counts page by page.
+            self._weighed_next = now + (time.perf_counter() - begun) / _WEIGHING_SHARE
+        return self._beside
 
     def beat(self) -> dict[str, Any]:
         """Returns its sign of life."""

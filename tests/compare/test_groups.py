@@ -348,5 +348,8 @@ def test_a_scripts_own_metrics_are_compared_and_it_has_no_throughput_to_miss() -
     script = replace(row(1, None, tags={"ortlaunch.script": "train.py"}), metrics=logged)
     named = of_scripts([script, row(2)])
     assert [(one.metric, one.better) for one in named] == [("train/loss", "lower"), ("val/acc", None)]
+    trainer = replace(script, metrics=dict.fromkeys(("entropy", "epoch", "eval_loss", "grad_norm", "loss", "lr"), 1.0))
+    assert [one.metric for one in of_scripts([trainer])] == ["eval_loss", "loss", "entropy", "epoch"]
+    assert "not finished: run-1 (00000001) FAILED" in of(replace(script, status="FAILED")).warnings
     assert "throughput summary" not in " ".join(of(script).warnings)
     assert "throughput summary" in " ".join(of(row(1, None)).warnings)

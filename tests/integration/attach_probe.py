@@ -1,6 +1,6 @@
 """Loops in the manner of users' scripts, attached: python attach_probe.py OUT TRAINER [KEY=VALUE ...] [NAME ...].
 
-torchrun starts it too.
+torchrun starts it too. `plain` kills itself after the step ``KILLED_AT``, unless it has gone on from a checkpoint.
 Each worker computes the same loop in plain torch, in one process and with the whole batches, and compares the weights.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,15 +84,18 @@ def plain(run: Attached | None) -> list[nn.Module]:
         return [model]
     wrapped, wrapped_optimizer = run.wrap(model, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(wrapped_optimizer, 2, 0.5)
+    scheduler.load_state_dict(run.restored.get("scheduler", scheduler.state_dict()))
     for step, (inputs, target) in run.steps(batches(run.rank, run.world_size)):
         loss = loss_of(wrapped, inputs, target)
         run.backward(loss)
         wrapped_optimizer.step()
         scheduler.step()
         wrapped_optimizer.zero_grad()
-        run.log(step, loss=loss, double=2 * loss)
+        run.log(step, loss=loss, own=2 * loss)
         if run.saves(step):
             run.save(step, scheduler=scheduler.state_dict())
+        if not run.restored and str(step) == os.environ.get("KILLED_AT"):
+            os.kill(os.getpid(), signal.SIGKILL)
     return [model]
 
 
@@ -238,14 +242,19 @@ def difference(name: str, out: Path) -> float:
     run = ortlaunch.attach(
         *KEYS, f"trainer={TRAINER}", *MORE, *keys, f"run_root={out.parent}/runs", f"experiment={name}"
     )
-    found = [_whole(one.detach()).clone() for model in loop(run) for one in model.parameters()]
+    found = [_whole(one) for model in loop(run) for one in model.parameters()]
     DTYPE = torch.float64
     expected = [one.detach() for model in loop(None) for one in model.parameters()]
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
 def _whole(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    if hasattr(weight, "ds_id"):
+        from deepspeed import zero
+
+        with zero.GatheredParameters([weight]):
+            return weight.detach().clone()
+    return weight.detach().full_tensor() if isinstance(weight, DTensor) else weight.detach().clone()
 
 
 if __name__ == "__main__":
@@ -253,8 +262,8 @@ if __name__ == "__main__":
     OUT, TRAINER, *words = Path(sys.argv[1]), *sys.argv[2:]
     MORE = [word for word in words if "=" in word]
     names = [word for word in words if "=" not in word]
-    # DeepSpeed and ONNX Runtime have no kernels for fp64; what is expected is.
-    is_fp32 = TRAINER == "deepspeed" or "backend=ort" in MORE
+    # DeepSpeed and ONNX Runtime have no kernels for fp64, and bf16 is a precision of fp32; what is expected is.
+    is_fp32 = TRAINER == "deepspeed" or not {"backend=ort", "train.precision=bf16"}.isdisjoint(MORE)
     DTYPE = torch.float64
     results = {name: difference(name, OUT) for name in names or LOOPS}
     if int(os.environ.get("RANK", "0")) == 0:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.run.run import Run
+from tests.support.nightly import first_in_ci
 from tests.support.runs import Recorded
 from tests.support.scripts import attached_alone, write_attached, write_failing
 from tests.support.torchrun import run_probe
@@ -152,6 +153,32 @@ def test_a_launched_script_that_is_stopped_goes_on_to_the_bit(
     assert run.data.metrics["summary/peak_memory_gib"] > 0.1
 
 
+# How far losses and weights may be from those of plain torch in fp64; the weights are of size 1.
+KILLED = {
+    ("fsdp",): 1e-12,
+    ("deepspeed", "trainer.zero_stage=1"): 1e-6,
+    ("deepspeed", "trainer.zero_stage=2"): 1e-6,
+    ("deepspeed", "trainer.zero_stage=3"): 1e-6,
+    ("fsdp", "train.precision=bf16"): 1e-2,
+    ("fsdp", "backend=compile"): 1e-12,
+    ("ddp", "backend=compile"): 1e-12,
+}
+
+
+@pytest.mark.parametrize("keys", first_in_ci(KILLED, 1))
+def test_workers_that_are_killed_go_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("KILLED_AT", "6")
+    out = tmp_path / "found.json"
+    run_probe(PROBE, out, *keys, "train.log_every=1", "train.checkpoint_async=false", "plain", restarts=1)
+    assert json.loads(out.read_text())["plain"] < KILLED[keys]
+    (folder,) = tmp_path.glob("runs/plain/*")
+    logged = StoredRun(folder).logged
+    assert [step for step, _ in logged] == [1, 2, 3, 4, 5, 6, 5, 6]
+    assert logged[4:6] == logged[6:]
+
+
 class StoredRun(Recorded):
     """A run, given by its folder."""
 
@@ -164,6 +191,6 @@ class StoredRun(Recorded):
 
     @property
     def logged(self) -> list[tuple[int, tuple[float, float]]]:
-        """Step, loss and the average's weight of each log step in the order of the journal."""
+        """Step, loss and the script's own number of each log step in the order of the journal."""
         found = [(step, values) for step, values in self._metrics() if "train/loss" in values]
-        return [(step, (values["train/loss"], values["train/average"])) for step, values in found]
+        return [(step, (values["train/loss"], values["train/own"])) for step, values in found]

@@ -308,7 +308,10 @@ def test_workers_that_exchange_nothing_are_told_from_those_that_do(monkeypatch: 
 def test_memory_and_load_are_journalled(watched: Watched) -> None:
     samples = Samples(watched.run)
     go = watched.folder / "go"
-    code = f"import os\nkept = bytearray(200 << 20)\nprint('up')\nwhile not os.path.exists({str(go)!r}): pass"
+    # A forked child shares its memory.
+    code = (
+        f"import os\nkept = bytearray(200 << 20)\nprint('up')\nos.fork()\nwhile not os.path.exists({str(go)!r}): pass"
+    )
     watch = watched.start(code)
     until(lambda: all(watched.run.beat(rank).get("rss_gib", 0) > 0.19 for rank in range(2)))
     samples._looked = 0.0

@@ -105,7 +105,7 @@ ATTACHED = """
         scheduler.step()
         average.update_parameters(plain)
         weight = next(average.parameters()).sum().item()
-        run.log(step, loss=loss, average=weight)
+        run.log(step, loss=loss, own=weight)
         if run.saves(step):
             run.save(step, average=average.state_dict(), scheduler=scheduler.state_dict())
         print("step", step, flush=True)

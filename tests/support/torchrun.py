@@ -15,7 +15,7 @@ SECONDS = 280
 """Less than pytest waits for a test, so that it is known what was waited for and no worker is left."""
 
 
-def run_probe(script: Path, out: Path, *arguments: str, workers: int = 2) -> None:
+def run_probe(script: Path, out: Path, *arguments: str, workers: int = 2, restarts: int = 0) -> None:
     """Runs a script under torchrun, on the CPU and with a thread for each worker; fails the test if it fails.
 
     Args:
@@ -23,12 +23,13 @@ def run_probe(script: Path, out: Path, *arguments: str, workers: int = 2) -> Non
         out: the file that it writes to, its first argument.
         arguments: its others.
         workers: how many run it.
+        restarts: how often torchrun starts them again.
     """
     torchrun = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={workers}", "--nnodes=1"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
-            "--log-dir=/dev/null",
+            *("--log-dir=/dev/null", f"--max-restarts={restarts}"),
             *(str(script), str(out), *arguments),
         ],
         env=os.environ

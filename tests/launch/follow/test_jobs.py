@@ -354,6 +354,16 @@ def test_the_table_shows_what_there_is(make_run, alive, capsys) -> None:
     assert len(lines) == 2
 
 
+@pytest.mark.parametrize("stopped_at", [None, 0])
+def test_a_script_has_no_steps(make_run, capsys, stopped_at: int | None) -> None:
+    journal = Journal(make_run("train", steps=None, step=stopped_at) / "journal.jsonl")
+    journal.tags({"ortlaunch.script": "train.py"})
+    jobs([])
+    status(["train"])
+    text = capsys.readouterr().out
+    assert "0/?" not in text and "of unknown" not in text
+
+
 def test_the_table_fits_a_terminal_of_100_columns(make_run, alive) -> None:
     make_run("a-name-that-is-rather-long-for-a-run-of-a-model", end=None, launcher=alive)
     make_run("b", end="FAILED")
