@@ -97,7 +97,8 @@ def _tell_refusals(launched: Path | None) -> None:
         if not isinstance(error, RequestError):
             before(kind, error, trace)
             return
-        print(f"ortlaunch: {error}", file=sys.stderr, flush=True)
+        # An error within a library's call may leave that library's stream in the place of the process's own.
+        print(f"ortlaunch: {error}", file=sys.__stderr__, flush=True)
         if launched is not None:
             failure.record(launched, int(os.environ["RANK"]), error)
         raise SystemExit(exit_codes.REQUEST)

@@ -76,7 +76,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     step(engine, config, workers, 6)
     return {
         "collectives": counts,
-        "bytes": (least, engine.held, largest),  # type: ignore[attr-defined]
+        "bytes": (least, engine.most_held, largest),  # type: ignore[attr-defined]
         "moved": moved,
         "through memory": sum(sums),
         "finite": all(bool(weight.isfinite().all()) for weight in moved),
@@ -98,7 +98,7 @@ def step(engine: Engine, config: Config, workers: Workers, number: int, bad: boo
         before = collectives()
         engine.micro_step(given, last=index == count - 1)
         counts.append(collectives() - before)
-    engine.held = held(engine)  # type: ignore[attr-defined]
+    engine.most_held = held(engine)  # type: ignore[attr-defined]
     engine.step()
     return counts
 
