@@ -22,12 +22,20 @@ from tests.support.planted import BY_NAME, BY_SHAPE, VARIABLES, found_in
 
 OTHER_NAMES = [
     *("DBPASS", "PGPASSWORD", "MYSQL_PWD", "DB_PASS_B64", "PASSWORD_2", "SSL_KEY", "MY_TOKENS", "AccountKey", "KEY"),
-    *("model.params.hub_token", "SLURM_JWT", "TORCH_AUTH", "auth_tokens", "USE_AUTH"),
+    *("model.params.hub_token", "SLURM_JWT", "TORCH_AUTH", "auth_tokens", "USE_AUTH", "d_token"),
 ]
 HARMLESS_NAMES = [
     *("PATH", "PASSENGERS", "COMPASS", "BYPASS", "PATTERN", "patience", "author", "keyboard", "monkey", "sort_key"),
     *("TOKENIZERS_PARALLELISM", "tokenizer", "tokens", "max_tokens", "max_new_tokens", "pad_token", "eos_token"),
-    *("num_key_value_heads", "forward_pass", "pass_through", "data.path", "AWS_SHARED_CREDENTIALS_FILE", "dataset"),
+    *(
+        "num_key_value_heads",
+        "word_token",
+        "forward_pass",
+        "pass_through",
+        "data.path",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "dataset",
+    ),
 ]
 HARMLESS = [
     "step 5  loss 2.3456  1,234 tokens/s",

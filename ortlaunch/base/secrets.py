@@ -45,7 +45,7 @@ _OTHERS = {
         (
             *("audio", "begin", "bos", "cls", "decoder", "end", "eos", "eot", "image", "mask", "new", "next"),
             *("pad", "per", "prefix", "sep", "special", "start", "stop", "suffix", "text", "unk", "video"),
-            *("word"),
+            "word",
         )
     ),
     "pass": frozenset(
