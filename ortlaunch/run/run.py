@@ -340,7 +340,8 @@ class Run:
         try:
             return read_words(self.overrides_file)
         except RequestError as error:
-            notice(self.overrides_file, error.__cause__)
+            if not isinstance(error.__cause__, FileNotFoundError):
+                notice(self.overrides_file, error.__cause__)
             return []
 
     def setting(self, key: str) -> Any:

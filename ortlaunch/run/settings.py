@@ -41,8 +41,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: the file cannot be read, or holds no mapping.
     """
-    settings = _values(path)
-    if settings is None:
+    try:
+        settings = _values(path)
+    except FileNotFoundError:
         return {}
     if not isinstance(settings, dict):
         raise RequestError(f"{path} cannot be read: it holds no keys")
@@ -50,33 +51,35 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read_words(path: Path) -> list[str]:
-    """The command line in a file; empty where there is no file.
+    """The command line in a file.
 
     Raises:
-        RequestError: the file cannot be read.
+        RequestError: the file is not there, or cannot be read.
     """
-    words = _values(path)
+    try:
+        words = _values(path)
+    except FileNotFoundError as error:
+        raise RequestError(f"{path} cannot be read: {in_words(error)}") from error
     return [str(word) for word in words] if isinstance(words, list) else []
 
 
 def _values(path: Path) -> Any:
-    """What a file holds; None where there is none.
+    """What a file holds.
 
     Raises:
-        RequestError: the file cannot be read.
+        FileNotFoundError: it is not there.
+        RequestError: it cannot be read.
     """
     import yaml
 
     try:
         text = read_bytes(path, _LARGEST).decode("utf-8")
         _check_depth(text)
-        values = yaml.load(text, Loader=_loader())
+        return yaml.load(text, Loader=_loader())
     except FileNotFoundError:
-        return None
+        raise
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RequestError(f"{path} cannot be read: {in_words(error)}") from error
-    # An empty file is no missing one.
-    return "" if values is None else values
 
 
 @cache

@@ -9,12 +9,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.reading import in_words, read_bytes
 from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.base.start import split_script
 from ortlaunch.compose.attached import with_command, words_beside
@@ -33,11 +31,11 @@ from ortlaunch.launch.table import launcher_of
 from ortlaunch.launch.work import work_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.run.settings import read_words
 from ortlaunch.serve.acts.needs import needs_of
 from ortlaunch.serve.fields import PROFILE_OF_SLURM, key_of_own_code
 
 _LONGEST_TEXT = 60_000
-_LARGEST_FILE = 1 << 20
 
 
 def fields(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +66,8 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     words, script = split_script(request["words"])
     last = [] if script is None else ["--", *script]
     words = [*words, f"run_root={quoted(request['root'])}"]
-    config, plan = planned([*words, *last], request["run_key"])
+    plan = planned([*words, *last], request["run_key"])
+    config = plan.config
     require_one_machine(config, "choose launcher=slurm")
     if not isinstance(launcher_of(config), QueueLauncher):
         words = [*words, f"launcher.run={request['run_key']}"]
@@ -100,15 +99,15 @@ def check_sweep(request: dict[str, Any]) -> dict[str, Any]:
     return {"runs": [check({**request, **one}) for one in request["runs"]]}
 
 
-def planned(words: list[str], run_key: str) -> tuple[RunConfig, LaunchPlan]:
-    """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
+def planned(words: list[str], run_key: str) -> LaunchPlan:
+    """Returns the plan of a new run, with its checked configuration, in the folder that belongs to its key."""
     given, script = split_script(words)
     if script is None:
         tree, reason = compose_with_reason(given)
     else:
         tree, reason = compose_with_reason(words_beside(given), SCRIPT)
     config = prepared(with_command(to_run_config(tree), script))
-    return config, make_plan(config, reason, words, RunKey.parsed(run_key))
+    return make_plan(config, reason, words, RunKey.parsed(run_key))
 
 
 def require_one_machine(config: RunConfig, advice: str) -> None:
@@ -148,7 +147,7 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
         ``job``, ``keys`` and ``script``, and in ``left_out`` the words that the service does not take.
     """
     run = Run(Path(request["run_dir"]))
-    words, script = split_script(_stored_words(run))
+    words, script = split_script(read_words(run.overrides_file))
     job, found, left_out = None, dict[str, Any](), list[str]()
     for word in words[1:] if words[:1] == ["run"] else words:
         if "=" not in word or word.startswith(("-", "~")):
@@ -175,7 +174,7 @@ def own_code_in(run: Run, config: RunConfig) -> str:
     if not isinstance(config, Config):
         return "script.command"
     choices = {"jobs", PROFILE_OF_SLURM, "model", *GROUPS}
-    words = [word for word in _stored_words(run) if word.partition("=")[0].lstrip("+") in choices]
+    words = [word for word in read_words(run.overrides_file) if word.partition("=")[0].lstrip("+") in choices]
     try:
         ready = dict(_leaves(_plain(compose(words))))
     except (RequestError, OmegaConfBaseException):
@@ -183,14 +182,6 @@ def own_code_in(run: Run, config: RunConfig) -> str:
         ready = {}
     launcher = dict(_leaves(to_dict(type(config.launcher)()), "launcher."))
     return key_of_own_code(dict(_leaves(to_dict(config))), launcher | ready) or ""
-
-
-def _stored_words(run: Run) -> list[str]:
-    try:
-        stored = yaml.safe_load(read_bytes(run.overrides_file, _LARGEST_FILE))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RequestError(f"{run.overrides_file} cannot be read: {in_words(error)}") from error
-    return [str(word) for word in stored] if isinstance(stored, list) else []
 
 
 def _name_of(tree: DictConfig, group: str) -> str | None:

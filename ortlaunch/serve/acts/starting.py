@@ -219,8 +219,8 @@ def _call(request: dict[str, Any]) -> None:
         return
     from ortlaunch.launch.table import launcher_of
 
-    config, plan = planned(request["words"], request["run_key"])
-    launcher_of(config).submit(plan)
+    plan = planned(request["words"], request["run_key"])
+    launcher_of(plan.config).submit(plan)
 
 
 def _submitted(run: Run) -> dict[str, Any]:
