@@ -35,6 +35,7 @@ def report_deaths() -> None:
     faulthandler.enable(os.dup(2))
 
 
+@functools.cache
 def is_users(file: str) -> bool:
     """Whether a source file is the user's own."""
     if file.startswith(_others()) or {"site-packages", "dist-packages"} & set(Path(file).parts):

@@ -28,11 +28,11 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import ortlaunch
-from ortlaunch.base import files
+from ortlaunch.base import files, own_code
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.reading import read_bytes
 from ortlaunch.ort import extension
-from ortlaunch.ort.module.python_values import described, described_value, is_users_file
+from ortlaunch.ort.module.python_values import described, described_value
 from ortlaunch.ort.tracing import functions, value_reads
 
 _KEPT = 200
@@ -276,7 +276,7 @@ def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
             "extra": described_value(dict(info.export_extra_kwargs or {})),
         },
         "software": _software(),
-        "user's files": {name: _digest_of([path]) for name, path in sorted(_users_files().items())},
+        "user's files": own_code.digests(own_code.imported()),
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith("ORTMODULE_")},
         "switches": {name: _ask(name) for name in _SWITCHES},
         "autocast": [
@@ -294,12 +294,6 @@ def _software() -> str:
     installed = sorted(name for name in names if name.endswith((".dist-info", ".egg-info", ".pth")))
     own = _digest_of(sorted(Path(ortlaunch.__file__).parent.rglob("*.py")))
     return hashlib.sha256(repr([sys.version, importlib.metadata.version("torch"), installed, own]).encode()).hexdigest()
-
-
-def _users_files() -> dict[str, Path]:
-    """Returns the files of the imported modules that are the user's own."""
-    named = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    return {name: Path(file) for name, file in named.items() if isinstance(file, str) and is_users_file(file)}
 
 
 def _digest_of(paths: list[Path]) -> str:

@@ -20,7 +20,6 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
 from inspect import getmro
 from typing import Any
 
@@ -317,20 +316,14 @@ def is_users_function(function: Any) -> bool:
         return False
     name = function.__code__.co_filename
     # The methods of a dataclass have no file.
-    return is_users_module(function.__globals__.get("__name__")) if name.startswith("<") else is_users_file(name)
+    return is_users_module(function.__globals__.get("__name__")) if name.startswith("<") else own_code.is_users(name)
 
 
 def is_users_module(name: object) -> bool:
     """Whether a module is one of the user's own files, or the program itself."""
     module = sys.modules.get(name) if isinstance(name, str) else None
     file = getattr(module, "__file__", None)
-    return is_users_file(file) if isinstance(file, str) else name == "__main__"
-
-
-@cache
-def is_users_file(file: str) -> bool:
-    """Whether a file with Python code is the user's own."""
-    return own_code.is_users(file)
+    return own_code.is_users(file) if isinstance(file, str) else name == "__main__"
 
 
 def _parts(member: Any) -> list[Any]:
