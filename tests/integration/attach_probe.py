@@ -92,10 +92,10 @@ def plain(run: Attached | None) -> list[nn.Module]:
         scheduler.step()
         wrapped_optimizer.zero_grad()
         run.log(step, loss=loss, own=2 * loss)
-        if run.saves(step):
-            run.save(step, scheduler=scheduler.state_dict())
         if not run.restored and str(step) == os.environ.get("KILLED_AT"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if run.saves(step):
+            run.save(step, scheduler=scheduler.state_dict())
     return [model]
 
 
